@@ -1,0 +1,52 @@
+#include "base/log.h"
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <string>
+
+namespace paceline::log {
+namespace {
+
+std::atomic<int> current_rank{-1};
+std::atomic<int> current_level{static_cast<int>(Level::kWarning)};
+
+spdlog::logger& logger() {
+  // Never destroyed: threads may still log while the process ends.
+  static auto* instance = [] {
+    auto* l = new spdlog::logger("paceline", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    l->set_pattern("%v");
+    l->set_level(spdlog::level::trace);
+    l->flush_on(spdlog::level::trace);
+    return l;
+  }();
+  return *instance;
+}
+
+}  // namespace
+
+void set_level(Level level) { current_level.store(static_cast<int>(level)); }
+bool enabled(Level level) { return static_cast<int>(level) >= current_level.load(); }
+void set_rank(int rank) { current_rank.store(rank); }
+
+void write(Level level, std::string_view text) {
+  int rank = current_rank.load();
+  const char* mark = level == Level::kWarning ? "warning: " : level == Level::kError ? "error: " : "";
+  if (rank < 0) {
+    logger().info("[paceline] {}{}", mark, text);
+  } else {
+    logger().info("[paceline {}] {}{}", rank, mark, text);
+  }
+}
+
+bool first(std::string_view key) {
+  static std::mutex mutex;
+  static auto* seen = new std::set<std::string>;
+  std::lock_guard lock(mutex);
+  return seen->insert(std::string(key)).second;
+}
+
+}  // namespace paceline::log

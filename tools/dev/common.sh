@@ -1,0 +1,67 @@
+# Sourced by ./dev and tools/dev/*.sh: where things are, and how the machine is set up. Needs bash and apt only.
+say() { printf '\033[1m==> %s\033[0m\n' "$*"; }
+die() { printf 'dev: %s\n' "$*" >&2; exit 1; }
+
+SYSTEM_PACKAGES=(
+  build-essential cmake ninja-build ccache clang clang-format clang-tidy libclang-rt-14-dev pkg-config
+  libfmt-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libhwy-dev libsodium-dev
+  libgtest-dev libbenchmark-dev librapidcheck-dev
+  python3 python3-venv python3-pip python3-torch python3-pytest
+  iproute2 ethtool procps openssh-server openssh-client openmpi-bin mpich git ca-certificates
+)
+
+setup_system() {
+  local stamp key
+  key=$(printf '%s\n' "${SYSTEM_PACKAGES[@]}" | sha256sum | cut -c1-16)
+  stamp="$PACELINE_CACHE/system-$key"
+  # The stamp may come from another machine that shares the cache: ask dpkg as well.
+  if [ -e "$stamp" ] && dpkg-query -W "${SYSTEM_PACKAGES[@]}" >/dev/null 2>&1; then return; fi
+  if ! dpkg-query -W -f '${Status}\n' "${SYSTEM_PACKAGES[@]}" 2>/dev/null | awk '!/ok installed/{bad=1} END{exit bad}' ||
+     ! dpkg-query -W "${SYSTEM_PACKAGES[@]}" >/dev/null 2>&1; then
+    [ "$(id -u)" = 0 ] || die "these Debian packages are needed; as root: apt-get install ${SYSTEM_PACKAGES[*]}"
+    say "installing Debian packages"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${SYSTEM_PACKAGES[@]}" \
+      >"${TMPDIR:-/tmp}/paceline-apt.log" 2>&1 || { tail -20 "${TMPDIR:-/tmp}/paceline-apt.log"; die "apt-get failed"; }
+  fi
+  mkdir -p "$PACELINE_CACHE"; touch "$stamp"
+}
+
+# setup_python NAME: an environment with requirements/NAME.txt. The packages are installed once per content under
+# the cache; the tree's own .venv (main) or build/venv/NAME only points there and to this tree's python/.
+setup_python() {
+  local name="${1:-main}" key base venv
+  key=$(sha256sum "requirements/$name.txt" | cut -c1-16)
+  base="$PACELINE_CACHE/venv-$name-$key"
+  if [ ! -e "$base/complete" ]; then
+    say "making the Python environment '$name' (once)"
+    rm -rf "$base"
+    /usr/bin/python3 -m venv "$base"
+    "$base/bin/pip" install -q --progress-bar off -r "requirements/$name.txt"
+    touch "$base/complete"
+  fi
+  if [ "$name" = main ]; then venv=.venv; else venv="build/venv/$name"; fi
+  [ "$(cat "$venv/base" 2>/dev/null)" = "$base" ] && return
+  rm -rf "$venv"; mkdir -p "$(dirname "$venv")"
+  /usr/bin/python3 -m venv --without-pip "$venv"
+  local site; site=$(echo "$venv"/lib/python3*/site-packages)
+  printf 'import site; site.addsitedir("%s")\n%s\n' "$(echo "$base"/lib/python3*/site-packages)" "$PWD/python" >"$site/paceline-tree.pth"
+  local script bin; bin="$(cd "$venv/bin" && pwd)"
+  for script in "$base"/bin/*; do
+    [ -e "$venv/bin/$(basename "$script")" ] && continue
+    if [ "$(head -c 2 "$script")" = '#!' ] && head -1 "$script" | grep -q python; then
+      { printf '#!%s/python3\n' "$bin"; tail -n +2 "$script"; } >"$venv/bin/$(basename "$script")"
+      chmod +x "$venv/bin/$(basename "$script")"
+    else
+      ln -s "$script" "$venv/bin/"
+    fi
+  done
+  printf '%s\n' "$base" >"$venv/base"
+}
+
+build_release() {
+  say "building"
+  mkdir -p build
+  cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo >build/configure.log 2>&1 || { cat build/configure.log; die "cmake failed"; }
+  cmake --build build
+}

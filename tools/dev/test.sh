@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# ./dev test: set up, build, run every suite; last line 'N passed, N failed'.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+export PACELINE_CACHE="${PACELINE_CACHE:-$HOME/.cache/paceline}"
+. tools/dev/common.sh
+setup_system
+setup_python main
+build_release
+exec .venv/bin/python tools/dev/run_suites.py "$@"
