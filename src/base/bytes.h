@@ -1,5 +1,5 @@
-// Reading and writing fixed-size little-endian fields with every bound checked: all bytes that come from a
-// wire, a file or another process pass through here.
+// Reading and writing fixed-size little-endian fields with every bound checked: all bytes that come
+// from a wire, a file or another process pass through here.
 #pragma once
 
 #include <bit>
@@ -20,7 +20,7 @@ static_assert(std::endian::native == std::endian::little, "big-endian machines a
 class ByteWriter {
  public:
   template <class T>
-    requires std::is_arithmetic_v<T>
+  requires std::is_arithmetic_v<T>
   void put(T value) {
     auto at = bytes_.size();
     bytes_.resize(at + sizeof(T));
@@ -41,14 +41,14 @@ class ByteWriter {
   std::vector<std::byte> bytes_;
 };
 
-/// Takes fields from a buffer. After the first failure every read fails and returns zero: check ok() once.
+/// Takes fields from a buffer. After the first failure every read fails and returns zero: check
+/// ok() once.
 class ByteReader {
  public:
   explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
 
   template <class T>
-    requires std::is_arithmetic_v<T>
-  T get() {
+  requires std::is_arithmetic_v<T> T get() {
     T value{};
     if (!take(sizeof(T))) return value;
     std::memcpy(&value, bytes_.data() + at_ - sizeof(T), sizeof(T));

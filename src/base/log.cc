@@ -34,7 +34,9 @@ void set_rank(int rank) { current_rank.store(rank); }
 
 void write(Level level, std::string_view text) {
   int rank = current_rank.load();
-  const char* mark = level == Level::kWarning ? "warning: " : level == Level::kError ? "error: " : "";
+  const char* mark = level == Level::kWarning ? "warning: "
+                     : level == Level::kError ? "error: "
+                                              : "";
   if (rank < 0) {
     logger().info("[paceline] {}{}", mark, text);
   } else {

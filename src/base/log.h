@@ -1,5 +1,5 @@
-// One log line at a time to standard error: "[paceline 0] text". The sink lives in log.cc; nothing else
-// includes the logging library.
+// One log line at a time to standard error: "[paceline 0] text". The sink lives in log.cc; nothing
+// else includes the logging library.
 #pragma once
 
 #include <fmt/format.h>
@@ -20,7 +20,8 @@ bool first(std::string_view key);
 
 template <class... Args>
 void debug(fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(Level::kDebug)) write(Level::kDebug, fmt::format(format, std::forward<Args>(args)...));
+  if (enabled(Level::kDebug))
+    write(Level::kDebug, fmt::format(format, std::forward<Args>(args)...));
 }
 template <class... Args>
 void info(fmt::format_string<Args...> format, Args&&... args) {
@@ -28,11 +29,13 @@ void info(fmt::format_string<Args...> format, Args&&... args) {
 }
 template <class... Args>
 void warning(fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(Level::kWarning)) write(Level::kWarning, fmt::format(format, std::forward<Args>(args)...));
+  if (enabled(Level::kWarning))
+    write(Level::kWarning, fmt::format(format, std::forward<Args>(args)...));
 }
 template <class... Args>
 void error(fmt::format_string<Args...> format, Args&&... args) {
-  if (enabled(Level::kError)) write(Level::kError, fmt::format(format, std::forward<Args>(args)...));
+  if (enabled(Level::kError))
+    write(Level::kError, fmt::format(format, std::forward<Args>(args)...));
 }
 
 }  // namespace paceline::log

@@ -14,17 +14,17 @@ namespace paceline {
 /// The values are part of the C ABI (comm.h).
 enum class Code : int {
   kOk = 0,
-  kInvalidArgument = 1,   ///< the caller's input or a setting is wrong
-  kMismatch = 2,          ///< ranks disagree: shape, dtype, operation, version, settings
-  kTimeout = 3,           ///< a deadline passed
-  kPeerLost = 4,          ///< a rank died or cannot be reached any more
-  kAborted = 5,           ///< another failure ended the job; the sentence carries its cause
-  kUnauthenticated = 6,   ///< a connection without the job's secret
-  kUnavailable = 7,       ///< something this machine does not offer
-  kResourceExhausted = 8, ///< memory, descriptors, disk
-  kUnsupported = 9,       ///< a combination that is not built
-  kCorrupted = 10,        ///< bytes failed their check
-  kInternal = 11,         ///< a defect in this library
+  kInvalidArgument = 1,    ///< the caller's input or a setting is wrong
+  kMismatch = 2,           ///< ranks disagree: shape, dtype, operation, version, settings
+  kTimeout = 3,            ///< a deadline passed
+  kPeerLost = 4,           ///< a rank died or cannot be reached any more
+  kAborted = 5,            ///< another failure ended the job; the sentence carries its cause
+  kUnauthenticated = 6,    ///< a connection without the job's secret
+  kUnavailable = 7,        ///< something this machine does not offer
+  kResourceExhausted = 8,  ///< memory, descriptors, disk
+  kUnsupported = 9,        ///< a combination that is not built
+  kCorrupted = 10,         ///< bytes failed their check
+  kInternal = 11,          ///< a defect in this library
 };
 
 const char* code_name(Code code);
@@ -52,7 +52,7 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::move(value)) {}  // NOLINT: conversion is the point
+  Result(T value) : state_(std::move(value)) {}        // NOLINT: conversion is the point
   Result(Status status) : state_(std::move(status)) {  // NOLINT
     assert(!std::get<Status>(state_).is_ok());
   }
@@ -83,17 +83,16 @@ class [[nodiscard]] Result {
 #define PACELINE_CONCAT_INNER(a, b) a##b
 #define PACELINE_CONCAT(a, b) PACELINE_CONCAT_INNER(a, b)
 /// Leaves the enclosing function with the Status when it is not ok.
-#define PACELINE_RETURN_IF_ERROR(expr)                                 \
-  do {                                                                 \
-    if (auto paceline_status = (expr); !paceline_status.is_ok())       \
-      return paceline_status;                                          \
+#define PACELINE_RETURN_IF_ERROR(expr)                                                   \
+  do {                                                                                   \
+    if (auto paceline_status = (expr); !paceline_status.is_ok()) return paceline_status; \
   } while (0)
 /// `PACELINE_ASSIGN(auto x, make_x());` leaves the function when make_x() failed.
 #define PACELINE_ASSIGN(lhs, expr) \
   PACELINE_ASSIGN_IMPL(PACELINE_CONCAT(paceline_result_, __LINE__), lhs, expr)
-#define PACELINE_ASSIGN_IMPL(tmp, lhs, expr)   \
-  auto tmp = (expr);                           \
-  if (!tmp.is_ok()) return tmp.status();       \
+#define PACELINE_ASSIGN_IMPL(tmp, lhs, expr) \
+  auto tmp = (expr);                         \
+  if (!tmp.is_ok()) return tmp.status();     \
   lhs = std::move(tmp).value()
 
 }  // namespace paceline

@@ -1,0 +1,397 @@
+#include "base/settings_table.h"
+
+#include <array>
+
+namespace paceline {
+namespace {
+
+using enum SettingType;
+using enum Support;
+using F = Family;
+
+constexpr Alias kLogLevel[] = {
+    {"HOROVOD_LOG_LEVEL", F::kHorovod,
+     "trace=trace|debug=debug|info=info|warning=warning|error=error|fatal=error"}};
+constexpr Alias kAlgorithm[] = {
+    {"LIGHT_2D_ALLREDUCE", F::kLight, "0=|1=two_level"},
+    {"PERSEUS_ALLREDUCE_MODE", F::kPerseus, "auto=auto|0=ring|1=two_level"},
+    {"HOROVOD_HIERARCHICAL_ALLREDUCE", F::kHorovod, "0=|1=two_level"},
+    {"HOROVOD_TORUS_ALLREDUCE", F::kHorovod, "0=|1=two_level"},
+};
+constexpr Alias kCodec[] = {
+    {"LIGHT_TOPK_ALLREDUCE", F::kLight, "0=|1=topk"},
+    {"PERSEUS_ALLREDUCE_DTYPE", F::kPerseus, "0=fp16|1=none|2=fp16"},
+};
+constexpr Alias kCodecScope[] = {
+    {"PERSEUS_ALLREDUCE_DTYPE", F::kPerseus, "0=everywhere|1=|2=between_nodes"},
+};
+constexpr Alias kTopkRatio[] = {{"LIGHT_TOPK_RATIO", F::kLight}};
+constexpr Alias kTopkThreshold[] = {{"LIGHT_TOPK_THRESHOLD", F::kLight}};
+constexpr Alias kTopkFp16[] = {{"LIGHT_TOPK_FP16", F::kLight}};
+constexpr Alias kInnerSize[] = {{"LIGHT_INTRA_SIZE", F::kLight, {}, "1..65536"}};
+constexpr Alias kHierarchicalThreshold[] = {{"LIGHT_HIERARCHICAL_THRESHOLD", F::kLight}};
+constexpr Alias kGradientScale[] = {{"PERSEUS_ALLREDUCE_GRADIENT_SCALE", F::kPerseus}};
+constexpr Alias kLanes[] = {
+    {"PERSEUS_ALLREDUCE_STREAMS", F::kPerseus, {}, "1..12"},
+    {"TIACC_TRAINING_NUM_NCCL_STREAMS", F::kTiacc},
+    {"HOROVOD_NUM_NCCL_STREAMS", F::kHorovod},
+};
+constexpr Alias kFusionThreshold[] = {
+    {"TIACC_TRAINING_FUSION_THRESHOLD", F::kTiacc},
+    {"HOROVOD_FUSION_THRESHOLD", F::kHorovod},
+};
+constexpr Alias kFusionBuckets[] = {{"PERSEUS_ALLREDUCE_FUSION", F::kPerseus, {}, {}}};
+constexpr Alias kNanCheck[] = {{"PERSEUS_ALLREDUCE_NANCHECK", F::kPerseus},
+                               {"PERSEUS_ALLREDUCE_NANHECK", F::kPerseus}};
+constexpr Alias kAccumulate[] = {{"PERSEUS_ACCUMULATE_N_STEPS", F::kPerseus}};
+constexpr Alias kDownsample[] = {{"PERSEUS_DOWNSAMPLE_N_ELEMENTS", F::kPerseus}};
+constexpr Alias kMomentum[] = {{"PERSEUS_GRADIENT_MOMENTUM", F::kPerseus}};
+constexpr Alias kRdma[] = {{"PERSEUS_NCCL_ENABLE", F::kPerseus}};
+constexpr Alias kOffline[] = {{"PERSEUS_OFFLINE_NEG", F::kPerseus}};
+constexpr Alias kPerfCheck[] = {{"PERSEUS_PERF_CHECK_N_STEPS", F::kPerseus}};
+constexpr Alias kPort[] = {{"PERSEUS_MASTER_PORT", F::kPerseus}};
+constexpr Alias kInterface[] = {
+    {"PERSEUS_NCCL_NETWORK_INTERFACE", F::kPerseus},
+    {"PERSEUS_GLOO_NETWORK_INTERFACE", F::kPerseus},
+    {"HOROVOD_GLOO_IFACE", F::kHorovod},
+    {"NCCL_SOCKET_IFNAME", F::kOther},
+    {"GLOO_SOCKET_IFNAME", F::kOther},
+};
+constexpr Alias kTimeout[] = {
+    {"GLOO_TIMEOUT_SECONDS", F::kPerseus},
+    {"HOROVOD_GLOO_TIMEOUT_SECONDS", F::kHorovod},
+};
+constexpr Alias kStartTimeout[] = {{"HOROVOD_START_TIMEOUT", F::kHorovod}};
+constexpr Alias kCycleTime[] = {{"HOROVOD_CYCLE_TIME", F::kHorovod}};
+constexpr Alias kCacheCapacity[] = {{"HOROVOD_CACHE_CAPACITY", F::kHorovod}};
+constexpr Alias kTimeline[] = {{"HOROVOD_TIMELINE", F::kHorovod}};
+constexpr Alias kTimelineMarks[] = {{"HOROVOD_TIMELINE_MARK_CYCLES", F::kHorovod}};
+constexpr Alias kAutotune[] = {{"HOROVOD_AUTOTUNE", F::kHorovod}};
+constexpr Alias kAutotuneLog[] = {{"HOROVOD_AUTOTUNE_LOG", F::kHorovod}};
+constexpr Alias kThreadAffinity[] = {{"HOROVOD_THREAD_AFFINITY", F::kHorovod}};
+constexpr Alias kStallDisable[] = {{"HOROVOD_STALL_CHECK_DISABLE", F::kHorovod}};
+constexpr Alias kStallWarn[] = {{"HOROVOD_STALL_CHECK_TIME_SECONDS", F::kHorovod}};
+constexpr Alias kStallShutdown[] = {{"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", F::kHorovod}};
+constexpr Alias kElasticTimeout[] = {{"HOROVOD_ELASTIC_TIMEOUT", F::kHorovod}};
+constexpr Alias kHvdAllgather[] = {{"PERSEUS_CHANGE_HVD_ALLGATHER", F::kPerseus}};
+constexpr Alias kDdpLauncher[] = {{"PERSEUS_USE_DDP_LAUNCHER", F::kPerseus}};
+
+constexpr SettingRow kRows[] = {
+    // The switch and what is printed.
+    {"disable", kFlag, "0", "",
+     "Turns everything off: the script runs as if Paceline were not there."},
+    {"quiet", kFlag, "0", "", "No start-up line and no warnings; errors still appear."},
+    {"log_level", kChoice, "warning", "trace|debug|info|warning|error|off",
+     "What is logged to standard error.", kLogLevel},
+    // What travels.
+    {"codec", kChoice, "none", "none|fp16|bf16|topk",
+     "How float32 gradients travel: none is exact; fp16 and bf16 halve the bytes; topk sends the "
+     "largest entries and "
+     "keeps the rest as a residual for the next step.",
+     kCodec, "perseus=fp16"},
+    {"codec_scope", kChoice, "between_nodes", "between_nodes|everywhere",
+     "Where fp16 and bf16 apply: between nodes only, or inside a node too.", kCodecScope,
+     "perseus=everywhere"},
+    {"topk_ratio", kNumber, "0.01", "0<..1", "Fraction of the entries that topk sends.",
+     kTopkRatio},
+    {"topk_threshold", kInteger, "1048576", "0..",
+     "topk applies to buffers of at least this many bytes; smaller ones travel exactly.",
+     kTopkThreshold},
+    {"topk_fp16", kFlag, "0", "", "topk's values travel as fp16.", kTopkFp16},
+    {"gradient_scale", kNumber, "1", "0<..",
+     "Gradients are multiplied by this before the cast to fp16 and divided after it.",
+     kGradientScale, "perseus=10"},
+    {"nan_check",
+     kFlag,
+     "0",
+     "",
+     "Checks every gradient for NaN before it travels.",
+     kNanCheck,
+     {},
+     kKnown},
+    {"accumulate_steps",
+     kInteger,
+     "1",
+     "1..",
+     "Accumulates locally and communicates every so many steps.",
+     kAccumulate,
+     {},
+     kKnown},
+    {"downsample",
+     kInteger,
+     "1",
+     "1..",
+     "Gossip: one of so many elements travels a step.",
+     kDownsample,
+     {},
+     kKnown},
+    {"gradient_momentum",
+     kNumber,
+     "1",
+     "0..",
+     "Momentum correction that goes with downsample.",
+     kMomentum,
+     {},
+     kKnown},
+    // By which plan.
+    {"algorithm", kChoice, "auto", "auto|ring|doubling|tree|direct|two_level|sparse",
+     "The plan of an all-reduce; auto chooses by size, nodes and codec.", kAlgorithm},
+    {"inner_size", kInteger, "0", "0..65536",
+     "Ranks in the inner group of two-level plans; 0: the node's own.", kInnerSize},
+    {"hierarchical_threshold", kInteger, "1073741824", "0..",
+     "Two-level plans only for buffers of at most this many bytes.", kHierarchicalThreshold},
+    {"lanes", kInteger, "1", "1..64", "Independent streams that big buffers are cut over.", kLanes},
+    {"piece_bytes", kInteger, "524288", "4096..1073741824",
+     "The largest message; bigger buffers are cut and pipelined."},
+    {"fusion_threshold",
+     kInteger,
+     "26214400",
+     "0..",
+     "Largest bucket of fused gradients, bytes; 0: no fusion.",
+     kFusionThreshold,
+     {},
+     kKnown},
+    {"fusion_buckets",
+     kText,
+     "auto",
+     "",
+     "Bucket size = all gradients / this (0–128), or auto.",
+     kFusionBuckets,
+     {},
+     kKnown},
+    {"cycle_time",
+     kNumber,
+     "1",
+     "0..",
+     "Milliseconds between rounds of agreement; 0: no wait.",
+     kCycleTime,
+     {},
+     kKnown},
+    {"cache_capacity",
+     kInteger,
+     "1024",
+     "0..",
+     "Entries of the plan cache.",
+     kCacheCapacity,
+     {},
+     kKnown},
+    {"offline_agreement",
+     kFlag,
+     "0",
+     "",
+     "Freezes the order of tensors once it has repeated.",
+     kOffline,
+     {},
+     kKnown},
+    {"autotune",
+     kFlag,
+     "0",
+     "",
+     "Tunes plan parameters while the job runs.",
+     kAutotune,
+     {},
+     kKnown},
+    {"autotune_log", kText, "", "", "File for the tuner's samples.", kAutotuneLog, {}, kKnown},
+    // Over which wire.
+    {"wire", kChoice, "auto", "auto|tcp|shm",
+     "auto: shared memory inside a node, TCP between nodes; tcp: TCP only; shm: shared memory only "
+     "(one node)."},
+    {"flows", kInteger, "2", "1..64", "TCP data flows to each peer."},
+    {"interface", kText, "", "",
+     "Network interface (name, prefix, or ^excluded, as NCCL_SOCKET_IFNAME); empty: the one that "
+     "reaches the master.",
+     kInterface},
+    {"port", kInteger, "6666", "1..65535",
+     "Port of the rendezvous on rank 0 where no launcher provides one; must differ from torch's "
+     "MASTER_PORT.",
+     kPort},
+    {"checksum", kChoice, "auto", "auto|on|off",
+     "CRC32C over payloads; auto: where the layer below does not check."},
+    {"rdma", kFlag, "0", "", "Uses RDMA and Ethernet links together.", kRdma, {}, kKnown},
+    {"shm_pull", kChoice, "auto", "auto|mapped|process_vm_readv|copy",
+     "How ranks of one node read each other's memory."},
+    // How long.
+    {"timeout", kNumber, "300", "0<..", "Seconds an operation may take before it fails by name.",
+     kTimeout, "perseus=60"},
+    {"start_timeout", kNumber, "120", "0<..", "Seconds to wait for all ranks at start-up.",
+     kStartTimeout},
+    {"peer_timeout", kNumber, "30", "0<..",
+     "Seconds a peer may stay silent before it counts as lost."},
+    {"stall_check_disable",
+     kFlag,
+     "0",
+     "",
+     "No warnings about stalled tensors.",
+     kStallDisable,
+     {},
+     kKnown},
+    {"stall_check_time",
+     kNumber,
+     "60",
+     "0..",
+     "Seconds before a stalled tensor is reported.",
+     kStallWarn,
+     {},
+     kKnown},
+    {"stall_shutdown_time",
+     kNumber,
+     "0",
+     "0..",
+     "Seconds before a stalled tensor ends the job; 0: never.",
+     kStallShutdown,
+     {},
+     kKnown},
+    {"elastic_timeout",
+     kNumber,
+     "600",
+     "0<..",
+     "Seconds to wait for enough slots after a resize.",
+     kElasticTimeout,
+     {},
+     kKnown},
+    // Who and where.
+    {"rank", kInteger, "-1", "-1..",
+     "This process's rank, set by `paceline run`; -1: from the launcher's environment."},
+    {"size", kInteger, "-1", "-1..", "Ranks in the job, set by `paceline run`."},
+    {"local_rank", kInteger, "-1", "-1..", "Rank inside the node, set by `paceline run`."},
+    {"local_size", kInteger, "-1", "-1..", "Ranks on the node, set by `paceline run`."},
+    {"job_id", kText, "", "", "Distinguishes jobs that meet by mistake, set by `paceline run`."},
+    {"rendezvous", kText, "", "",
+     "host:port of the key-value server, set by `paceline run`; empty: MASTER_ADDR and port."},
+    {"secret", kText, "", "",
+     "The job's secret, at least 16 characters; every connection must prove it."},
+    {"secret_file", kText, "", "", "A file that holds the secret."},
+    {"node_id", kText, "", "",
+     "Ranks with the same text share a node; empty: boot id and network namespace."},
+    {"use_ddp_launcher", kFlag, "1", "",
+     "1: torch launcher's environment first; 0: mpirun's first.", kDdpLauncher},
+    // Faces.
+    {"change_hvd_allgather",
+     kFlag,
+     "0",
+     "",
+     "Order of gathered rows: 0 as DDP, 1 as Horovod.",
+     kHvdAllgather,
+     {},
+     kKnown},
+    {"thread_affinity",
+     kText,
+     "",
+     "",
+     "Cores to pin engine threads to, one per local rank, comma separated.",
+     kThreadAffinity,
+     {},
+     kKnown},
+    {"timeline",
+     kText,
+     "",
+     "",
+     "File for a Chrome trace of all operations.",
+     kTimeline,
+     {},
+     kKnown},
+    {"timeline_mark_cycles",
+     kFlag,
+     "0",
+     "",
+     "Marks every round in the trace.",
+     kTimelineMarks,
+     {},
+     kKnown},
+    {"perf_check_steps",
+     kInteger,
+     "0",
+     "0..",
+     "Every so many steps finds and prints abnormal devices.",
+     kPerfCheck,
+     {},
+     kKnown},
+    // For tools of this project; listed so that they are not taken for mistakes.
+    {"library", kText, "", "", "Path of libpaceline.so for the Python package."},
+    {"cache", kText, "", "", "Where ./dev keeps environments and sources."},
+    {"sim_seed", kText, "", "", "Replays one seed of the simulation."},
+    {"lab_bytes", kText, "", "",
+     "Set by `paceline lab`: where a rank reads its node's link counters."},
+    {"lab_rate", kText, "", "", "Set by `paceline lab`: the links' rate in bit/s."},
+    {"lab_nodes", kText, "", "", "Set by `paceline lab`: how many nodes it made."},
+    {"lab_slots", kText, "", "", "Set by `paceline lab`: ranks on each node."},
+    {"lab_name", kText, "", "", "Set by `paceline lab`: the lab's own name."},
+};
+
+constexpr ForeignVariable kForeign[] = {
+    {"HOROVOD_CONTROLLER", kNoMeaning, "one controller is built in"},
+    {"HOROVOD_CPU_OPERATIONS", kNoMeaning, "one implementation is built in"},
+    {"HOROVOD_HIERARCHICAL_ALLGATHER", kKnown, "two-level all-gather"},
+    {"HOROVOD_BATCH_D2D_MEMCOPIES", kNoMeaning, ""},
+    {"HOROVOD_DISABLE_GROUP_FUSION", kKnown, "group fusion"},
+    {"HOROVOD_ENABLE_ASYNC_COMPLETION", kNoMeaning, ""},
+    {"HOROVOD_ENABLE_XLA_OPS", kKnown, "XLA custom calls"},
+    {"HOROVOD_MPI_THREADS_DISABLE", kNoMeaning, ""},
+    {"HOROVOD_ADASUM_MPI_CHUNK_SIZE", kKnown, "Adasum"},
+    {"HOROVOD_CCL_CACHE", kNoMeaning, ""},
+    {"HOROVOD_DYNAMIC_PROCESS_SETS", kKnown, "dynamic process sets"},
+    {"HOROVOD_ELASTIC", kKnown, "elastic jobs"},
+    {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES", kKnown, "autotuning"},
+    {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", kKnown, "autotuning"},
+    {"HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", kKnown, "autotuning"},
+    {"HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", kKnown, "autotuning"},
+    {"HOROVOD_LOG_HIDE_TIME", kNoMeaning, ""},
+    {"HOROVOD_LOG_TIMESTAMP", kNoMeaning, ""},
+    {"HOROVOD_DISABLE_NVTX_RANGES", kNoMeaning, ""},
+    {"HOROVOD_RANK", kNoMeaning, ""},
+    {"HOROVOD_SIZE", kNoMeaning, ""},
+    {"HOROVOD_LOCAL_RANK", kNoMeaning, ""},
+    {"HOROVOD_LOCAL_SIZE", kNoMeaning, ""},
+    {"HOROVOD_CROSS_RANK", kNoMeaning, ""},
+    {"HOROVOD_CROSS_SIZE", kNoMeaning, ""},
+    {"HOROVOD_HOSTNAME", kNoMeaning, ""},
+    {"HOROVOD_GLOO_RENDEZVOUS_ADDR", kNoMeaning, ""},
+    {"HOROVOD_GLOO_RENDEZVOUS_PORT", kNoMeaning, ""},
+    {"HOROVOD_SPARK_START_TIMEOUT", kKnown, "Spark"},
+    {"HOROVOD_SPARK_PYTHONPATH", kKnown, "Spark"},
+    {"HOROVOD_SPARK_WORK_DIR", kKnown, "Spark"},
+    {"HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", kKnown, "Spark"},
+    {"HOROVOD_TEST_GPU", kNoMeaning, ""},
+    {"HOROVOD_MIXED_INSTALL", kNoMeaning, ""},
+    // Build-time variables of the original: nothing is compiled at installation here.
+    {"HOROVOD_WITH_MPI", kNoMeaning, ""},
+    {"HOROVOD_WITH_GLOO", kNoMeaning, ""},
+    {"HOROVOD_WITH_TENSORFLOW", kNoMeaning, ""},
+    {"HOROVOD_WITH_PYTORCH", kNoMeaning, ""},
+    {"HOROVOD_WITH_MXNET", kNoMeaning, ""},
+    {"HOROVOD_WITH_NVTX", kNoMeaning, ""},
+    {"HOROVOD_WITHOUT_MPI", kNoMeaning, ""},
+    {"HOROVOD_WITHOUT_GLOO", kNoMeaning, ""},
+    {"HOROVOD_WITHOUT_TENSORFLOW", kNoMeaning, ""},
+    {"HOROVOD_WITHOUT_PYTORCH", kNoMeaning, ""},
+    {"HOROVOD_WITHOUT_MXNET", kNoMeaning, ""},
+    {"HOROVOD_WITHOUT_NVTX", kNoMeaning, ""},
+    {"HOROVOD_GPU", kNoMeaning, ""},
+    {"HOROVOD_GPU_OPERATIONS", kNoMeaning, ""},
+    {"HOROVOD_GPU_ALLREDUCE", kNoMeaning, ""},
+    {"HOROVOD_GPU_ALLGATHER", kNoMeaning, ""},
+    {"HOROVOD_GPU_BROADCAST", kNoMeaning, ""},
+    {"HOROVOD_GPU_ALLTOALL", kNoMeaning, ""},
+    {"HOROVOD_GPU_REDUCESCATTER", kNoMeaning, ""},
+    {"HOROVOD_ALLOW_MIXED_GPU_IMPL", kNoMeaning, ""},
+    {"HOROVOD_CUDA_HOME", kNoMeaning, ""},
+    {"HOROVOD_BUILD_CUDA_CC_LIST", kNoMeaning, ""},
+    {"HOROVOD_ROCM_HOME", kNoMeaning, ""},
+    {"HOROVOD_NCCL_HOME", kNoMeaning, ""},
+    {"HOROVOD_NCCL_INCLUDE", kNoMeaning, ""},
+    {"HOROVOD_NCCL_LIB", kNoMeaning, ""},
+    {"HOROVOD_NCCL_LINK", kNoMeaning, ""},
+    {"HOROVOD_NVTX_INCLUDE", kNoMeaning, ""},
+    {"HOROVOD_BUILD_ARCH_FLAGS", kNoMeaning, ""},
+    {"HOROVOD_CMAKE", kNoMeaning, ""},
+    {"HOROVOD_DEBUG", kNoMeaning, ""},
+    {"HOROVOD_SKIP_COMPILE", kNoMeaning, ""},
+    {"HOROVOD_LOCAL_VERSION", kNoMeaning, ""},
+};
+
+}  // namespace
+
+std::span<const SettingRow> setting_rows() { return kRows; }
+std::span<const ForeignVariable> foreign_variables() { return kForeign; }
+
+}  // namespace paceline

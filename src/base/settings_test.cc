@@ -1,0 +1,193 @@
+#include "base/settings.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace paceline {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+Result<Settings> load(const Variables& variables, Face face = Face::kPaceline) {
+  return Settings::load(
+      face,
+      [&](const std::string& name) -> std::optional<std::string> {
+        auto found = variables.find(name);
+        return found == variables.end() ? std::nullopt : std::optional(found->second);
+      },
+      [&] {
+        std::vector<std::string> names;
+        for (const auto& [name, value] : variables) names.push_back(name);
+        return names;
+      });
+}
+
+std::string error_of(const Variables& variables, Face face = Face::kPaceline) {
+  auto settings = load(variables, face);
+  return settings.is_ok() ? "" : settings.status().message();
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Settings, DefaultsHoldWithoutVariables) {
+  auto s = load({}).value();
+  EXPECT_EQ(s.text("codec"), "none");
+  EXPECT_DOUBLE_EQ(s.number("topk_ratio"), 0.01);
+  EXPECT_EQ(s.integer("topk_threshold"), 1048576);
+  EXPECT_FALSE(s.flag("disable"));
+  EXPECT_FALSE(s.is_set("codec"));
+  EXPECT_TRUE(s.warnings().empty());
+}
+
+TEST(Settings, BothLightSwitchesMeanSparseTwoLevel) {
+  auto s = load({{"LIGHT_2D_ALLREDUCE", "1"},
+                 {"LIGHT_TOPK_ALLREDUCE", "1"},
+                 {"LIGHT_TOPK_RATIO", "0.001"},
+                 {"LIGHT_INTRA_SIZE", "4"},
+                 {"LIGHT_TOPK_FP16", "1"}})
+               .value();
+  EXPECT_EQ(s.text("algorithm"), "two_level");
+  EXPECT_EQ(s.text("codec"), "topk");
+  EXPECT_DOUBLE_EQ(s.number("topk_ratio"), 0.001);
+  EXPECT_EQ(s.integer("inner_size"), 4);
+  EXPECT_TRUE(s.flag("topk_fp16"));
+  EXPECT_EQ(s.source("codec"), "LIGHT_TOPK_ALLREDUCE");
+}
+
+TEST(Settings, FacesDefaultsHoldOnlyUnderTheirFace) {
+  EXPECT_EQ(load({}, Face::kPerseus).value().text("codec"), "fp16");
+  EXPECT_EQ(load({}, Face::kPerseus).value().text("codec_scope"), "everywhere");
+  EXPECT_DOUBLE_EQ(load({}, Face::kPerseus).value().number("gradient_scale"), 10);
+  EXPECT_DOUBLE_EQ(load({}, Face::kPerseus).value().number("timeout"), 60);
+  EXPECT_EQ(load({}, Face::kHorovod).value().text("codec"), "none");
+  EXPECT_DOUBLE_EQ(load({}, Face::kHorovod).value().number("gradient_scale"), 1);
+}
+
+TEST(Settings, PerseusDtypeTranslates) {
+  EXPECT_EQ(load({{"PERSEUS_ALLREDUCE_DTYPE", "1"}}, Face::kPerseus).value().text("codec"), "none");
+  auto mixed = load({{"PERSEUS_ALLREDUCE_DTYPE", "2"}}, Face::kPerseus).value();
+  EXPECT_EQ(mixed.text("codec"), "fp16");
+  EXPECT_EQ(mixed.text("codec_scope"), "between_nodes");
+  EXPECT_TRUE(
+      contains(error_of({{"PERSEUS_ALLREDUCE_DTYPE", "3"}}), "PERSEUS_ALLREDUCE_DTYPE='3'"));
+}
+
+TEST(Settings, PrecedenceIsCanonicalThenFaceThenOthersThenHorovod) {
+  Variables all{{"HOROVOD_NUM_NCCL_STREAMS", "2"}, {"PERSEUS_ALLREDUCE_STREAMS", "3"}};
+  EXPECT_EQ(load(all).value().integer("lanes"), 3);
+  EXPECT_EQ(load(all, Face::kHorovod).value().integer("lanes"), 2);
+  all["PACELINE_LANES"] = "7";
+  EXPECT_EQ(load(all, Face::kHorovod).value().integer("lanes"), 7);
+}
+
+TEST(Settings, ContradictionsNameBothVariables) {
+  auto e = error_of({{"LIGHT_TOPK_ALLREDUCE", "1"}, {"PERSEUS_ALLREDUCE_DTYPE", "0"}});
+  EXPECT_TRUE(contains(e, "LIGHT_TOPK_ALLREDUCE")) << e;
+  EXPECT_TRUE(contains(e, "PERSEUS_ALLREDUCE_DTYPE")) << e;
+  e = error_of({{"LIGHT_TOPK_ALLREDUCE", "1"}, {"PACELINE_ALGORITHM", "ring"}});
+  EXPECT_TRUE(contains(e, "PACELINE_ALGORITHM")) << e;
+  e = error_of({{"PACELINE_SECRET", "0123456789abcdef"}, {"PACELINE_SECRET_FILE", "/x"}});
+  EXPECT_TRUE(contains(e, "PACELINE_SECRET_FILE")) << e;
+  e = error_of({{"PACELINE_ALGORITHM", "sparse"}});
+  EXPECT_TRUE(contains(e, "topk")) << e;
+}
+
+TEST(Settings, UnknownNamesAreErrorsWithASuggestion) {
+  auto e = error_of({{"PACELINE_TOPK_RATO", "0.1"}});
+  EXPECT_TRUE(contains(e, "PACELINE_TOPK_RATO is not a setting; did you mean PACELINE_TOPK_RATIO?"))
+      << e;
+  for (const char* name : {"LIGHT_X", "PERSEUS_FROBNICATE_EVERYTHING", "TIACC_TRAINING_Q",
+                           "HOROVOD_NO_SUCH_THING_AT_ALL"})
+    EXPECT_TRUE(contains(error_of({{name, "1"}}), std::string(name) + " is not a setting")) << name;
+  EXPECT_EQ(error_of({{"PATH", "/bin"}, {"NCCL_DEBUG", "INFO"}}), "");
+}
+
+TEST(Settings, OutOfRangeNamesVariableValueAndRange) {
+  for (auto [name, value] : Variables{{"PACELINE_TOPK_RATIO", "0"},
+                                      {"LIGHT_TOPK_RATIO", "1.5"},
+                                      {"PERSEUS_ALLREDUCE_STREAMS", "13"},
+                                      {"PACELINE_LANES", "0"},
+                                      {"PACELINE_LANES", "many"},
+                                      {"PACELINE_TIMEOUT", "nan"},
+                                      {"PACELINE_DISABLE", "maybe"},
+                                      {"PACELINE_CODEC", "fp8"},
+                                      {"PERSEUS_ALLREDUCE_FUSION", "129"},
+                                      {"PACELINE_PORT", "65536"}}) {
+    auto e = error_of({{name, value}});
+    EXPECT_TRUE(contains(e, name)) << name << ": " << e;
+    EXPECT_TRUE(contains(e, value)) << name << ": " << e;
+  }
+}
+
+TEST(Settings, KnownButNotBuiltWarnsOnceEach) {
+  auto s = load({{"HOROVOD_CYCLE_TIME", "0"},
+                 {"HOROVOD_FUSION_THRESHOLD", "0"},
+                 {"HOROVOD_MPI_THREADS_DISABLE", "1"},
+                 {"PERSEUS_ALLREDUCE_NANHECK", "1"}})
+               .value();
+  ASSERT_EQ(s.warnings().size(), 3U);
+  EXPECT_TRUE(contains(s.warnings()[0], "HOROVOD_CYCLE_TIME"));
+}
+
+TEST(Settings, EveryVariableOfThePeersDocumentsIsKnown) {
+  for (const char* name : {"LIGHT_2D_ALLREDUCE",
+                           "LIGHT_INTRA_SIZE",
+                           "LIGHT_HIERARCHICAL_THRESHOLD",
+                           "LIGHT_TOPK_ALLREDUCE",
+                           "LIGHT_TOPK_RATIO",
+                           "LIGHT_TOPK_THRESHOLD",
+                           "LIGHT_TOPK_FP16",
+                           "TIACC_TRAINING_FUSION_THRESHOLD",
+                           "TIACC_TRAINING_NUM_NCCL_STREAMS",
+                           "PERSEUS_ALLREDUCE_NANHECK",
+                           "PERSEUS_ALLREDUCE_NANCHECK",
+                           "PERSEUS_ALLREDUCE_DTYPE",
+                           "PERSEUS_ALLREDUCE_MODE",
+                           "PERSEUS_ALLREDUCE_STREAMS",
+                           "PERSEUS_ALLREDUCE_FUSION",
+                           "PERSEUS_ACCUMULATE_N_STEPS",
+                           "PERSEUS_DOWNSAMPLE_N_ELEMENTS",
+                           "PERSEUS_GRADIENT_MOMENTUM",
+                           "PERSEUS_NCCL_ENABLE",
+                           "PERSEUS_ALLREDUCE_GRADIENT_SCALE",
+                           "PERSEUS_OFFLINE_NEG",
+                           "PERSEUS_PERF_CHECK_N_STEPS",
+                           "PERSEUS_MASTER_PORT",
+                           "PERSEUS_CHANGE_HVD_ALLGATHER",
+                           "PERSEUS_USE_DDP_LAUNCHER",
+                           "HOROVOD_FUSION_THRESHOLD",
+                           "HOROVOD_CYCLE_TIME",
+                           "HOROVOD_CACHE_CAPACITY",
+                           "HOROVOD_HIERARCHICAL_ALLREDUCE",
+                           "HOROVOD_TORUS_ALLREDUCE",
+                           "HOROVOD_AUTOTUNE",
+                           "HOROVOD_NUM_NCCL_STREAMS",
+                           "HOROVOD_MPI_THREADS_DISABLE",
+                           "HOROVOD_STALL_CHECK_DISABLE",
+                           "HOROVOD_GLOO_TIMEOUT_SECONDS",
+                           "HOROVOD_ELASTIC_TIMEOUT",
+                           "HOROVOD_START_TIMEOUT"})
+    EXPECT_EQ(error_of({{name, "1"}}), "") << name;
+  for (const char* name : {"PERSEUS_NCCL_NETWORK_INTERFACE", "HOROVOD_TIMELINE",
+                           "HOROVOD_AUTOTUNE_LOG", "HOROVOD_THREAD_AFFINITY", "HOROVOD_GLOO_IFACE"})
+    EXPECT_EQ(error_of({{name, "eth0"}}), "") << name;
+}
+
+TEST(Settings, JsonHidesTheSecret) {
+  auto s = load({{"PACELINE_SECRET", "0123456789abcdef"}}).value();
+  EXPECT_FALSE(contains(s.to_json(), "0123456789abcdef"));
+  EXPECT_TRUE(contains(s.to_json(), "PACELINE_TOPK_RATIO"));
+  EXPECT_TRUE(contains(error_of({{"PACELINE_SECRET", "short"}}), "16 characters"));
+}
+
+TEST(Settings, FaceNames) {
+  EXPECT_EQ(parse_face("").value(), Face::kPaceline);
+  EXPECT_EQ(parse_face("tiacc_training").value(), Face::kTiacc);
+  EXPECT_FALSE(parse_face("nvidia").is_ok());
+}
+
+}  // namespace
+}  // namespace paceline
