@@ -1,3 +1,7 @@
+# `tests` and `fuzzers` build all of them.
+add_custom_target(tests)
+add_custom_target(fuzzers)
+
 # paceline_module(NAME DEPS …): one static library from the folder's *.cc (without *_test.cc), and, from its
 # *_test.cc, one test program `NAME_test`. Folders below it that have a CMakeLists.txt are their own modules.
 function(paceline_module name)
@@ -28,6 +32,7 @@ function(paceline_module name)
     target_link_libraries(${name}_test PRIVATE paceline_${name} GTest::gtest GTest::gtest_main ${ARG_TEST_DEPS})
     add_test(NAME ${name} COMMAND ${name}_test)
     set_tests_properties(${name} PROPERTIES TIMEOUT 600)
+    add_dependencies(tests ${name}_test)
   endif()
   if(PACELINE_FUZZERS)
     file(GLOB fuzzers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*_fuzz.cc)
@@ -35,6 +40,7 @@ function(paceline_module name)
       get_filename_component(stem ${fuzzer} NAME_WE)
       add_executable(${stem} ${fuzzer})
       target_link_libraries(${stem} PRIVATE paceline_${name} -fsanitize=fuzzer)
+      add_dependencies(fuzzers ${stem})
     endforeach()
   endif()
 endfunction()

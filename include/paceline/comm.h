@@ -2,12 +2,14 @@
  *
  * Conventions
  * - Every struct begins with its size in bytes (struct_size), so that older callers keep working.
- * - Functions return a paceline_code (0 is success). The sentence that explains the last failure of a handle is
- *   paceline_error(comm); for failures without a handle, of the calling thread: paceline_error(NULL).
- * - Buffers belong to the caller and must stay valid (inputs: unchanged; outputs: untouched) until the operation
- *   has ended.
- * - Functions on one communicator may be called from several threads; operations of one group must be submitted
- *   in the same order on all its ranks, so threads that share a group have to order their submissions.
+ * - Functions return a paceline_code (0 is success). The sentence that explains the last failure of
+ * a handle is paceline_error(comm); for failures without a handle, of the calling thread:
+ * paceline_error(NULL).
+ * - Buffers belong to the caller and must stay valid (inputs: unchanged; outputs: untouched) until
+ * the operation has ended.
+ * - Functions on one communicator may be called from several threads; operations of one group must
+ * be submitted in the same order on all its ranks, so threads that share a group have to order
+ * their submissions.
  * - No callback runs under a lock of this library.
  * - After fork() the child must not use handles of the parent; every function then returns
  *   PACELINE_UNSUPPORTED (create a new communicator instead).
@@ -49,32 +51,35 @@ enum {
   PACELINE_INTERNAL = 11
 };
 
-/* dtypes: 0 float32, 1 float64, 2 float16, 3 bfloat16, 4 int8, 5 int16, 6 int32, 7 int64, 8 uint8, 9 bool */
+/* dtypes: 0 float32, 1 float64, 2 float16, 3 bfloat16, 4 int8, 5 int16, 6 int32, 7 int64, 8 uint8,
+ * 9 bool */
 /* reduce ops: 0 sum, 1 average, 2 min, 3 max, 4 product */
-/* collectives: 0 all-reduce, 1 broadcast, 2 all-gather, 3 reduce-scatter, 4 all-to-all, 5 barrier, 6 reduce,
- * 7 gather, 8 scatter */
+/* collectives: 0 all-reduce, 1 broadcast, 2 all-gather, 3 reduce-scatter, 4 all-to-all, 5 barrier,
+ * 6 reduce, 7 gather, 8 scatter */
 /* algorithms: 0 auto, 1 ring, 2 recursive doubling, 3 tree, 4 direct, 5 two-level, 6 sparse */
 /* codecs: 0 none, 1 fp16, 2 bf16, 3 top-k, -1 what the settings say */
 
-/* A key-value store that every rank of the job can reach, for bootstrap. Called from the thread that calls
- * paceline_comm_create only. */
+/* A key-value store that every rank of the job can reach, for bootstrap. Called from the thread
+ * that calls paceline_comm_create only. */
 typedef struct paceline_store {
   size_t struct_size;
   void* context;
   /* Returns 0, or non-zero on failure. */
   int (*put)(void* context, const char* key, const char* value, size_t bytes);
-  /* Returns the value's size (copying at most `capacity` bytes), -1 when the key is not there yet, -2 on failure. */
+  /* Returns the value's size (copying at most `capacity` bytes), -1 when the key is not there yet,
+   * -2 on failure. */
   long (*get)(void* context, const char* key, char* value, size_t capacity);
 } paceline_store;
 
 typedef struct paceline_comm_options {
   size_t struct_size;
-  int32_t rank;       /* -1: found out from the launcher's environment */
-  int32_t size;       /* -1: the same */
+  int32_t rank;                /* -1: found out from the launcher's environment */
+  int32_t size;                /* -1: the same */
   const char* store_prefix;    /* distinguishes communicators of one job; NULL: "" */
   const paceline_store* store; /* NULL: the launcher's */
-  const char* face;            /* "paceline", "perseus", "tiacc_training", "light", "horovod": settings' family */
-  double timeout_s;            /* 0: the settings' */
+  const char*
+      face; /* "paceline", "perseus", "tiacc_training", "light", "horovod": settings' family */
+  double timeout_s; /* 0: the settings' */
 } paceline_comm_options;
 
 typedef struct paceline_identity {
@@ -96,16 +101,16 @@ typedef struct paceline_op_args {
   int32_t root; /* in group numbering */
   uint32_t group;
   int32_t algorithm;
-  int32_t codec;      /* -1: what the settings say */
+  int32_t codec;       /* -1: what the settings say */
   int32_t fp16_values; /* top-k: -1 settings, 0, 1 */
-  double ratio;       /* top-k: 0 is what the settings say */
+  double ratio;        /* top-k: 0 is what the settings say */
   const void* input;
   void* output;
   uint64_t count; /* elements of this rank's input (all-reduce, broadcast, reduce: of the buffer) */
-  const uint64_t* counts; /* all-gather, reduce-scatter, gather, scatter: [group size] elements per rank, NULL:
-                             `count` on every rank */
-  const uint64_t* send_counts;    /* all-to-all: [group size] */
-  const uint64_t* receive_counts; /* all-to-all: [group size] */
+  const uint64_t* counts; /* all-gather, reduce-scatter, gather, scatter: [group size] elements per
+                             rank, NULL: `count` on every rank */
+  const uint64_t* send_counts;      /* all-to-all: [group size] */
+  const uint64_t* receive_counts;   /* all-to-all: [group size] */
   const paceline_segment* segments; /* top-k: which parameters the buffer holds */
   size_t segment_count;
   const char* name;  /* for messages */
@@ -146,13 +151,16 @@ PACELINE_API const char* paceline_version(void); /* "0.1.0" */
 PACELINE_API const char* paceline_code_name(paceline_code code);
 
 /* Blocks until all ranks are there or the time-out has passed. */
-PACELINE_API paceline_code paceline_comm_create(const paceline_comm_options* options, paceline_comm** comm);
-/* Orderly end: waits (at most the time-out) until every rank has called it, then frees the handle. */
+PACELINE_API paceline_code paceline_comm_create(const paceline_comm_options* options,
+                                                paceline_comm** comm);
+/* Orderly end: waits (at most the time-out) until every rank has called it, then frees the handle.
+ */
 PACELINE_API paceline_code paceline_comm_destroy(paceline_comm* comm);
 /* Ends all operations here and on all ranks with `reason`; returns at once. */
 PACELINE_API paceline_code paceline_comm_abort(paceline_comm* comm, const char* reason);
 PACELINE_API paceline_code paceline_comm_health(paceline_comm* comm);
-PACELINE_API paceline_code paceline_comm_identity(const paceline_comm* comm, paceline_identity* identity);
+PACELINE_API paceline_code paceline_comm_identity(const paceline_comm* comm,
+                                                  paceline_identity* identity);
 /* "4 ranks × ... " the start-up line; valid until the handle is freed. */
 PACELINE_API const char* paceline_comm_describe(const paceline_comm* comm);
 /* The last failure's sentence; valid until the next call on the handle by the same thread. */
@@ -160,13 +168,15 @@ PACELINE_API const char* paceline_error(const paceline_comm* comm);
 PACELINE_API paceline_code paceline_comm_stats(const paceline_comm* comm, paceline_stats* stats);
 
 /* Groups. All members call in the same order. */
-PACELINE_API paceline_code paceline_group_create(paceline_comm* comm, const int32_t* ranks, size_t count,
-                                                 uint32_t* group);
+PACELINE_API paceline_code paceline_group_create(paceline_comm* comm, const int32_t* ranks,
+                                                 size_t count, uint32_t* group);
 PACELINE_API paceline_code paceline_group_destroy(paceline_comm* comm, uint32_t group);
 
 /* Submits; returns at once. */
-PACELINE_API paceline_code paceline_submit(paceline_comm* comm, const paceline_op_args* args, paceline_op* op);
-PACELINE_API paceline_code paceline_send(paceline_comm* comm, const paceline_transfer_args* args, paceline_op* op);
+PACELINE_API paceline_code paceline_submit(paceline_comm* comm, const paceline_op_args* args,
+                                           paceline_op* op);
+PACELINE_API paceline_code paceline_send(paceline_comm* comm, const paceline_transfer_args* args,
+                                         paceline_op* op);
 PACELINE_API paceline_code paceline_receive(paceline_comm* comm, const paceline_transfer_args* args,
                                             paceline_op* op);
 /* Submits and waits, on the calling thread where that is faster (small operations). */
@@ -177,35 +187,42 @@ PACELINE_API int paceline_test(paceline_comm* comm, paceline_op op);
 /* Waits and releases the operation. timeout_s < 0: until its own deadline. */
 PACELINE_API paceline_code paceline_wait(paceline_comm* comm, paceline_op op, double timeout_s,
                                          paceline_result* result);
-/* For a thread that serves completions: blocks until some operations submitted with paceline_watch() have ended
- * (at most timeout_s), writes and releases up to `capacity` results, returns how many; -1 once the communicator
- * is being destroyed. */
-PACELINE_API int paceline_wait_any(paceline_comm* comm, double timeout_s, paceline_result* results, int capacity);
+/* For a thread that serves completions: blocks until some operations submitted with
+ * paceline_watch() have ended (at most timeout_s), writes and releases up to `capacity` results,
+ * returns how many; -1 once the communicator is being destroyed. */
+PACELINE_API int paceline_wait_any(paceline_comm* comm, double timeout_s, paceline_result* results,
+                                   int capacity);
 /* Hands the operation's completion to paceline_wait_any(). */
 PACELINE_API paceline_code paceline_watch(paceline_comm* comm, paceline_op op);
 /* The sentence of an ended operation, by code and handle, copied out. Returns its length. */
-PACELINE_API size_t paceline_op_error(paceline_comm* comm, paceline_op op, char* text, size_t capacity);
+PACELINE_API size_t paceline_op_error(paceline_comm* comm, paceline_op op, char* text,
+                                      size_t capacity);
 
 /* Residuals of top-k; see src/engine/engine.h. */
 PACELINE_API paceline_code paceline_residual_commit(paceline_comm* comm);
 PACELINE_API paceline_code paceline_residual_rollback(paceline_comm* comm);
 PACELINE_API paceline_code paceline_residual_scale(paceline_comm* comm, double factor);
-PACELINE_API paceline_code paceline_residual_read(paceline_comm* comm, uint64_t key, float* data, uint64_t elements);
-PACELINE_API paceline_code paceline_residual_write(paceline_comm* comm, uint64_t key, const float* data,
-                                                   uint64_t elements);
+PACELINE_API paceline_code paceline_residual_read(paceline_comm* comm, uint64_t key, float* data,
+                                                  uint64_t elements);
+PACELINE_API paceline_code paceline_residual_write(paceline_comm* comm, uint64_t key,
+                                                   const float* data, uint64_t elements);
 
-/* Memory that ranks of one node can read in place (a copy less per collective). NULL: paceline_error(comm). */
+/* Memory that ranks of one node can read in place (a copy less per collective). NULL:
+ * paceline_error(comm). */
 PACELINE_API void* paceline_alloc(paceline_comm* comm, size_t bytes);
 PACELINE_API void paceline_free(paceline_comm* comm, void* memory);
 
-/* The settings table as JSON (name, aliases, type, range, default, value, source, text). Returns the length;
- * writes at most `capacity` bytes. face: see paceline_comm_options. */
+/* The settings table as JSON (name, aliases, type, range, default, value, source, text). Returns
+ * the length; writes at most `capacity` bytes. face: see paceline_comm_options. */
 PACELINE_API size_t paceline_settings_json(const char* face, char* text, size_t capacity);
-/* Checks the environment. Non-zero: the sentence is paceline_error(NULL). Warnings (known but not built) are
- * written to `warnings`, one a line. */
-PACELINE_API paceline_code paceline_settings_check(const char* face, char* warnings, size_t capacity);
-/* The value of one setting by canonical name, as text. Returns its length, or 0 when there is no such setting. */
-PACELINE_API size_t paceline_setting(const char* face, const char* name, char* text, size_t capacity);
+/* Checks the environment. Non-zero: the sentence is paceline_error(NULL). Warnings (known but not
+ * built) are written to `warnings`, one a line. */
+PACELINE_API paceline_code paceline_settings_check(const char* face, char* warnings,
+                                                   size_t capacity);
+/* The value of one setting by canonical name, as text. Returns its length, or 0 when there is no
+ * such setting. */
+PACELINE_API size_t paceline_setting(const char* face, const char* name, char* text,
+                                     size_t capacity);
 
 #ifdef __cplusplus
 }

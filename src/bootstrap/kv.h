@@ -1,6 +1,6 @@
-// The seam under bootstrap: a small key-value space that all ranks of a job can reach before they know each
-// other. Behind it: our own server (kv_tcp), the launcher's (PMI-1, PMIx), a store handed in through the C ABI
-// (torch's), or the simulation's.
+// The seam under bootstrap: a small key-value space that all ranks of a job can reach before they
+// know each other. Behind it: our own server (kv_tcp), the launcher's (PMI-1, PMIx), a store handed
+// in through the C ABI (torch's), or the simulation's.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,8 @@
 
 namespace paceline::bootstrap {
 
-/// Non-blocking: bootstrap polls. Values are at most 4 KiB (PMI-1 implementations encode and split them).
+/// Non-blocking: bootstrap polls. Values are at most 4 KiB (PMI-1 implementations encode and split
+/// them).
 class KeyValue {
  public:
   virtual ~KeyValue() = default;
@@ -23,7 +24,8 @@ class KeyValue {
   virtual Status poll(Time now) = 0;
   /// "torch's store", "PMI-1 (Hydra)", "tcp://10.0.0.1:6666": for messages.
   [[nodiscard]] virtual std::string describe() const = 0;
-  /// True where only processes of this job can read what is put here (so that a secret may travel in it).
+  /// True where only processes of this job can read what is put here (so that a secret may travel
+  /// in it).
   [[nodiscard]] virtual bool is_private() const = 0;
 };
 

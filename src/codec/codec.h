@@ -1,8 +1,9 @@
 // How gradients are made smaller for the wire: one contract for all codecs, on all devices.
 //
-// The identity that every codec keeps (tested as such): decode(encode(g + r)) + r' == g + r, where r is the
-// residual before and r' after; exactly for top-k, and for casts (which keep no residual) within one
-// rounding of the target type. Decoding is deterministic: the same bytes give the same bits on every CPU.
+// The identity that every codec keeps (tested as such): decode(encode(g + r)) + r' == g + r, where
+// r is the residual before and r' after; exactly for top-k, and for casts (which keep no residual)
+// within one rounding of the target type. Decoding is deterministic: the same bytes give the same
+// bits on every CPU.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +16,9 @@
 
 namespace paceline::codec {
 
-/// The largest encoding of `elements` elements of `dtype`, in bytes. Dense codecs: exact, and linear, so that
-/// pieces can be encoded and decoded on their own. Top-k: the bound (header + at most k entries).
+/// The largest encoding of `elements` elements of `dtype`, in bytes. Dense codecs: exact, and
+/// linear, so that pieces can be encoded and decoded on their own. Top-k: the bound (header + at
+/// most k entries).
 uint64_t encoded_bytes(const plan::CodecSpec& spec, DType dtype, uint64_t elements);
 
 /// Elements that top-k may keep: max(1, round(ratio · elements)), 0 of 0.
@@ -24,8 +26,8 @@ uint64_t top_k_count(const plan::CodecSpec& spec, uint64_t elements);
 
 // Dense codecs (kFp16, kBf16): float32 in memory, 16 bits on the wire. With kNone these copy.
 
-/// dst[i] = cast(src[i] · scale). `dst` has encoded_bytes() bytes. Values beyond the target's range become
-/// infinite (so that loss scaling sees them); NaN stays NaN.
+/// dst[i] = cast(src[i] · scale). `dst` has encoded_bytes() bytes. Values beyond the target's range
+/// become infinite (so that loss scaling sees them); NaN stays NaN.
 void encode_dense(const plan::CodecSpec& spec, std::span<const float> src, std::byte* dst);
 /// dst[i] = wide(src[i]) / scale.
 void decode_dense(const plan::CodecSpec& spec, const std::byte* src, std::span<float> dst);
@@ -35,8 +37,8 @@ void decode_reduce_dense(const plan::CodecSpec& spec, ReduceOp op, const std::by
 
 // Sparse codec (kTopK).
 
-/// Residual storage of one contiguous run of a parameter: `before` is read, `after` is written; they never
-/// overlap, so that a step can be taken back.
+/// Residual storage of one contiguous run of a parameter: `before` is read, `after` is written;
+/// they never overlap, so that a step can be taken back.
 struct ResidualRun {
   const float* before = nullptr;
   float* after = nullptr;
@@ -44,17 +46,20 @@ struct ResidualRun {
 };
 
 struct EncodedTopK {
-  uint64_t bytes = 0;      ///< written to dst
-  uint64_t kept = 0;       ///< entries, never above top_k_count()
-  bool finite = true;      ///< false: an Inf or NaN was seen; the encoding carries a flag that all ranks see
+  uint64_t bytes = 0;  ///< written to dst
+  uint64_t kept = 0;   ///< entries, never above top_k_count()
+  bool finite =
+      true;  ///< false: an Inf or NaN was seen; the encoding carries a flag that all ranks see
 };
 
-/// Encodes gradient + residual: the entries of largest magnitude travel, the rest becomes the new residual.
-/// `runs` cover `gradient` in order (their elements add up to its size). `dst` has encoded_bytes() bytes.
+/// Encodes gradient + residual: the entries of largest magnitude travel, the rest becomes the new
+/// residual. `runs` cover `gradient` in order (their elements add up to its size). `dst` has
+/// encoded_bytes() bytes.
 EncodedTopK encode_topk(const plan::CodecSpec& spec, std::span<const float> gradient,
                         std::span<const ResidualRun> runs, std::byte* dst);
-/// dst[index] += value for every entry (dst has the `elements` that were encoded). An encoding flagged
-/// non-finite fills dst with NaN. Every byte is checked before use: kCorrupted names what is wrong.
+/// dst[index] += value for every entry (dst has the `elements` that were encoded). An encoding
+/// flagged non-finite fills dst with NaN. Every byte is checked before use: kCorrupted names what
+/// is wrong.
 Status decode_add_topk(std::span<const std::byte> encoded, std::span<float> dst);
 
 }  // namespace paceline::codec

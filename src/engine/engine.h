@@ -1,15 +1,16 @@
 // The engine carries out collectives: queue → plan → execution → completion.
 //
-// It is sans-IO: submit() queues, progress() moves everything that can move, and time is handed in, so the
-// same code runs under a thread (runner.h) on real channels and under a virtual clock in the simulation.
+// It is sans-IO: submit() queues, progress() moves everything that can move, and time is handed in,
+// so the same code runs under a thread (runner.h) on real channels and under a virtual clock in the
+// simulation.
 //
-// Order. All ranks of a group submit the same collectives on that group in the same order; that is the
-// agreement the DDP path needs (its buckets arrive in order). Other front ends put their agreement
-// (coordinator, bit vector, offline order) in front of submit().
+// Order. All ranks of a group submit the same collectives on that group in the same order; that is
+// the agreement the DDP path needs (its buckets arrive in order). Other front ends put their
+// agreement (coordinator, bit vector, offline order) in front of submit().
 //
-// Failure. An operation that misses its deadline, a lost peer or a mismatch ends the whole engine: every
-// operation, present and later, completes with the same Status, and all other ranks are told (the notice
-// floods along the control tree). After that no user buffer is touched.
+// Failure. An operation that misses its deadline, a lost peer or a mismatch ends the whole engine:
+// every operation, present and later, completes with the same Status, and all other ranks are told
+// (the notice floods along the control tree). After that no user buffer is touched.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +32,11 @@ using OpId = uint64_t;
 using GroupId = uint32_t;
 inline constexpr GroupId kWorld = 0;
 
-/// A contiguous run of one parameter inside a bucket: residuals are keyed by these, never by bucket.
+/// A contiguous run of one parameter inside a bucket: residuals are keyed by these, never by
+/// bucket.
 struct Segment {
-  uint64_t key = 0;       ///< the parameter
-  uint64_t offset = 0;    ///< first element within the parameter
+  uint64_t key = 0;     ///< the parameter
+  uint64_t offset = 0;  ///< first element within the parameter
   uint64_t elements = 0;
 };
 
@@ -43,19 +45,19 @@ struct Operation {
   GroupId group = kWorld;
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
-  Rank root = 0;                       ///< in group numbering
+  Rank root = 0;  ///< in group numbering
   const void* input = nullptr;
-  void* output = nullptr;              ///< may equal input
+  void* output = nullptr;  ///< may equal input
   uint64_t count = 0;
-  std::vector<uint64_t> counts;        ///< see plan::PlanRequest
-  std::vector<uint64_t> send_counts;   ///< all-to-all: this rank's row; the rest is exchanged first
+  std::vector<uint64_t> counts;       ///< see plan::PlanRequest
+  std::vector<uint64_t> send_counts;  ///< all-to-all: this rank's row; the rest is exchanged first
   std::vector<uint64_t> receive_counts;  ///< all-to-all: this rank's column
   plan::CodecSpec codec;
   plan::Algorithm algorithm = plan::Algorithm::kAuto;
-  std::vector<Segment> segments;       ///< top-k: covers `count`; empty: keyed by name
-  std::string name;                    ///< for messages: "bucket 3", "layer1.weight"
-  std::string shape;                   ///< for messages: "[64, 128]"; empty: count is printed
-  Time timeout = 0;                    ///< nanoseconds; 0: the engine's default
+  std::vector<Segment> segments;  ///< top-k: covers `count`; empty: keyed by name
+  std::string name;               ///< for messages: "bucket 3", "layer1.weight"
+  std::string shape;              ///< for messages: "[64, 128]"; empty: count is printed
+  Time timeout = 0;               ///< nanoseconds; 0: the engine's default
 };
 
 /// Point to point, matched by (peer, message tag) in the order of submission.
@@ -71,25 +73,27 @@ struct Transfer {
 
 struct Outcome {
   Status status;
-  bool finite = true;   ///< top-k: false when any rank saw an Inf or NaN (the output is then NaN everywhere)
+  bool finite =
+      true;  ///< top-k: false when any rank saw an Inf or NaN (the output is then NaN everywhere)
 };
 
 struct EngineOptions {
   Time default_timeout = 300 * kSecond;
   int lanes = 1;
   uint64_t piece_bytes = 512 * 1024;
-  int inner_size = 0;               ///< ranks in the inner group of two-level plans; 0: the node's own
+  int inner_size = 0;  ///< ranks in the inner group of two-level plans; 0: the node's own
   plan::Algorithm algorithm = plan::Algorithm::kAuto;
   uint64_t hierarchical_threshold = 1ULL << 30;  ///< two-level only up to this many bytes
 };
 
 struct Statistics {
   uint64_t operations = 0;
-  uint64_t payload_bytes = 0;            ///< input bytes of completed operations
-  uint64_t predicted_link_bytes = 0;     ///< plan::predict of every completed operation, this node's link
+  uint64_t payload_bytes = 0;  ///< input bytes of completed operations
+  uint64_t predicted_link_bytes =
+      0;  ///< plan::predict of every completed operation, this node's link
   uint64_t plans_built = 0;
   uint64_t plans_reused = 0;
-  uint64_t scratch_bytes = 0;            ///< high-water mark
+  uint64_t scratch_bytes = 0;  ///< high-water mark
   uint64_t residual_bytes = 0;
 };
 
@@ -107,13 +111,15 @@ class Engine {
   [[nodiscard]] virtual const Outcome* outcome(OpId id) const = 0;
   virtual void forget(OpId id) = 0;
 
-  /// A group over `ranks` (world numbering, ascending or not; the order is the group's numbering). All members
-  /// create their common groups in the same order. No communication. kWorld always exists.
+  /// A group over `ranks` (world numbering, ascending or not; the order is the group's numbering).
+  /// All members create their common groups in the same order. No communication. kWorld always
+  /// exists.
   virtual Result<GroupId> create_group(std::span<const Rank> ranks) = 0;
   virtual Status destroy_group(GroupId id) = 0;
 
-  /// Residuals of top-k (see codec/residual_store.h). A step is what lies between two calls: commit makes the
-  /// step's residuals the current ones, rollback returns every residual to its value before the step.
+  /// Residuals of top-k (see codec/residual_store.h). A step is what lies between two calls: commit
+  /// makes the step's residuals the current ones, rollback returns every residual to its value
+  /// before the step.
   virtual void commit_residuals() = 0;
   virtual void rollback_residuals() = 0;
   /// Multiplies all residuals (a change of loss scale from a to b: b / a).
@@ -125,15 +131,15 @@ class Engine {
   /// Ends everything with `why` and tells the other ranks.
   virtual void abort(const Status& why) = 0;
   [[nodiscard]] virtual Status health() const = 0;
-  /// Orderly end: true once all ranks have said goodbye or the deadline passed; after it a closing connection
-  /// is no failure.
+  /// Orderly end: true once all ranks have said goodbye or the deadline passed; after it a closing
+  /// connection is no failure.
   virtual bool finish(Time now, Time deadline) = 0;
   [[nodiscard]] virtual Statistics statistics() const = 0;
   /// The plan an operation would take, for printing and for the start-up line.
   virtual Result<plan::PlanRequest> request_for(const Operation& operation) const = 0;
 };
 
-std::unique_ptr<Engine> make_engine(const EngineOptions& options, const bootstrap::Topology& topology,
-                                    wire::Channel& channel);
+std::unique_ptr<Engine> make_engine(const EngineOptions& options,
+                                    const bootstrap::Topology& topology, wire::Channel& channel);
 
 }  // namespace paceline::engine

@@ -1,9 +1,9 @@
 // A plan is data: what one rank does, step by step, to carry out one collective.
 //
-// Builders (ring.cc, tree.cc, two_level.cc, sparse.cc …) are pure functions of a PlanRequest and a rank. From
-// agreed metadata all ranks build matching plans: the k-th message from a to b in a's plan is the k-th message
-// from a in b's plan. A plan prints, compares, and predicts its bytes and time; it knows no framework and no
-// socket. The engine's executor walks it.
+// Builders (ring.cc, tree.cc, two_level.cc, sparse.cc …) are pure functions of a PlanRequest and a
+// rank. From agreed metadata all ranks build matching plans: the k-th message from a to b in a's
+// plan is the k-th message from a in b's plan. A plan prints, compares, and predicts its bytes and
+// time; it knows no framework and no socket. The engine's executor walks it.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +30,12 @@ const char* collective_name(Collective c);
 
 enum class Algorithm : uint8_t {
   kAuto = 0,
-  kRing = 1,          ///< bandwidth-optimal: 2 (n-1)/n of the buffer each way, 2 (n-1) hops
-  kDoubling = 2,      ///< recursive doubling: log2 n hops of the whole buffer
-  kTree = 3,          ///< binomial tree up and down
-  kDirect = 4,        ///< reduce-scatter and all-gather by direct exchange: ring's bytes, 2 hops
-  kTwoLevel = 5,      ///< inner reduce-scatter, outer all-reduce per shard, inner all-gather
-  kSparse = 6,        ///< two-level with top-k of each shard between nodes
+  kRing = 1,      ///< bandwidth-optimal: 2 (n-1)/n of the buffer each way, 2 (n-1) hops
+  kDoubling = 2,  ///< recursive doubling: log2 n hops of the whole buffer
+  kTree = 3,      ///< binomial tree up and down
+  kDirect = 4,    ///< reduce-scatter and all-gather by direct exchange: ring's bytes, 2 hops
+  kTwoLevel = 5,  ///< inner reduce-scatter, outer all-reduce per shard, inner all-gather
+  kSparse = 6,    ///< two-level with top-k of each shard between nodes
 };
 const char* algorithm_name(Algorithm a);
 
@@ -52,10 +52,11 @@ struct CodecSpec {
   bool operator==(const CodecSpec&) const = default;
 };
 
-/// Which ranks share a node, in group numbering. `inner` groups ranks for two-level plans: normally nodes.
+/// Which ranks share a node, in group numbering. `inner` groups ranks for two-level plans: normally
+/// nodes.
 struct GroupShape {
   Rank size = 1;
-  std::vector<int32_t> node_of;                ///< [size]
+  std::vector<int32_t> node_of;  ///< [size]
   [[nodiscard]] int node_count() const;
   [[nodiscard]] std::vector<std::vector<Rank>> nodes() const;  ///< ranks by node, ascending
   bool operator==(const GroupShape&) const = default;
@@ -66,15 +67,15 @@ struct PlanRequest {
   Algorithm algorithm = Algorithm::kAuto;
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
-  uint64_t count = 0;                   ///< elements (all-reduce, broadcast, reduce)
-  std::vector<uint64_t> counts;         ///< per rank (all-gather, reduce-scatter, gather, scatter)
-  std::vector<uint64_t> send_counts;    ///< all-to-all: [size*size], row r = what r sends to each
+  uint64_t count = 0;                 ///< elements (all-reduce, broadcast, reduce)
+  std::vector<uint64_t> counts;       ///< per rank (all-gather, reduce-scatter, gather, scatter)
+  std::vector<uint64_t> send_counts;  ///< all-to-all: [size*size], row r = what r sends to each
   Rank root = 0;
-  bool in_place = false;                ///< input and output are the same memory
+  bool in_place = false;  ///< input and output are the same memory
   CodecSpec codec;
   GroupShape shape;
   int lanes = 1;
-  uint64_t piece_bytes = 512 * 1024;    ///< the largest message; big buffers are cut and pipelined
+  uint64_t piece_bytes = 512 * 1024;  ///< the largest message; big buffers are cut and pipelined
   bool operator==(const PlanRequest&) const = default;
 };
 
@@ -87,19 +88,19 @@ struct Range {
 };
 
 enum class StepKind : uint8_t {
-  kCopy = 0,               ///< dst = src
-  kReduce = 1,             ///< dst = op(dst, src)
-  kScale = 2,              ///< dst = dst / divisor (average)
-  kEncode = 3,             ///< dst = codec(src); sparse: src is the gradient, the residual is updated
-  kDecode = 4,             ///< dst = codec⁻¹(src); sparse: dst must be zero-filled first (kZero)
-  kDecodeReduce = 5,       ///< dst = op(dst, codec⁻¹(src)); sparse: scatter-add
-  kZero = 6,               ///< dst = 0
-  kSend = 7,               ///< src → peer
-  kReceive = 8,            ///< peer → dst
-  kReceiveReduce = 9,      ///< dst = op(dst, message), piece by piece as it arrives
+  kCopy = 0,           ///< dst = src
+  kReduce = 1,         ///< dst = op(dst, src)
+  kScale = 2,          ///< dst = dst / divisor (average)
+  kEncode = 3,         ///< dst = codec(src); sparse: src is the gradient, the residual is updated
+  kDecode = 4,         ///< dst = codec⁻¹(src); sparse: dst must be zero-filled first (kZero)
+  kDecodeReduce = 5,   ///< dst = op(dst, codec⁻¹(src)); sparse: scatter-add
+  kZero = 6,           ///< dst = 0
+  kSend = 7,           ///< src → peer
+  kReceive = 8,        ///< peer → dst
+  kReceiveReduce = 9,  ///< dst = op(dst, message), piece by piece as it arrives
   kReceiveDecodeReduce = 10,  ///< dst = op(dst, codec⁻¹(message)), piece by piece (dense codecs)
-  kReceiveDecode = 11,     ///< dst = codec⁻¹(message), piece by piece (dense codecs)
-  kNothing = 12,           ///< joins dependencies
+  kReceiveDecode = 11,        ///< dst = codec⁻¹(message), piece by piece (dense codecs)
+  kNothing = 12,              ///< joins dependencies
 };
 const char* step_kind_name(StepKind k);
 
@@ -108,14 +109,15 @@ inline constexpr uint32_t kNoStep = UINT32_MAX;
 struct Step {
   StepKind kind = StepKind::kNothing;
   uint8_t lane = 0;
-  Rank peer = -1;        ///< in group numbering, for sends and receives
-  uint32_t slot = 0;     ///< numbers the messages from one rank to another within the plan
+  Rank peer = -1;     ///< in group numbering, for sends and receives
+  uint32_t slot = 0;  ///< numbers the messages from one rank to another within the plan
   Range src;
   Range dst;
-  /// For messages whose length is known only at run time (sparse): the step that determines it (an encode
-  /// for its send, a receive for its decode); src.bytes or dst.bytes is then the upper bound.
+  /// For messages whose length is known only at run time (sparse): the step that determines it (an
+  /// encode for its send, a receive for its decode); src.bytes or dst.bytes is then the upper
+  /// bound.
   uint32_t bytes_from = kNoStep;
-  double divisor = 1.0;  ///< kScale
+  double divisor = 1.0;         ///< kScale
   std::vector<uint32_t> after;  ///< indices of earlier steps that must have completed
   bool operator==(const Step&) const = default;
 };
@@ -125,7 +127,7 @@ struct Plan {
   Rank me = 0;
   Algorithm algorithm = Algorithm::kRing;  ///< as chosen
   uint64_t scratch_bytes = 0;
-  std::vector<Step> steps;                 ///< topologically ordered: `after` points backwards only
+  std::vector<Step> steps;  ///< topologically ordered: `after` points backwards only
 
   /// Message bytes that this rank sends to ranks of other nodes (upper bound for sparse).
   [[nodiscard]] uint64_t inter_node_bytes_sent() const;
@@ -137,7 +139,8 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-/// Builds rank `me`'s plan. kInvalidArgument names the field that is wrong; kUnsupported the combination.
+/// Builds rank `me`'s plan. kInvalidArgument names the field that is wrong; kUnsupported the
+/// combination.
 Result<Plan> build(const PlanRequest& request, Rank me);
 /// What kAuto becomes, the same on every rank, and why ("4 nodes, 64 MiB ≥ 256 KiB: ring").
 struct Choice {
@@ -146,8 +149,9 @@ struct Choice {
 };
 Choice choose(const PlanRequest& request);
 
-/// What a link of `mtu` bytes carries for the plan: predicted bytes on the busiest node's link in its busier
-/// direction, with TCP/IP/Ethernet headers and acknowledgements, and the time that takes at `bits_per_second`.
+/// What a link of `mtu` bytes carries for the plan: predicted bytes on the busiest node's link in
+/// its busier direction, with TCP/IP/Ethernet headers and acknowledgements, and the time that takes
+/// at `bits_per_second`.
 struct Prediction {
   uint64_t payload_bytes = 0;
   uint64_t link_bytes = 0;

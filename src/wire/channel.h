@@ -1,21 +1,26 @@
 // The one seam between what is sent and how it travels.
 //
-// A Channel carries messages between this rank and every other rank of the job. It knows ranks, tags and
-// bytes; it knows no tensor, no collective and no plan. Behind it stand shared memory (shm/), kernel TCP
-// with several flows (tcp/), the simulated network (fake/), and a router that picks one of them per peer.
+// A Channel carries messages between this rank and every other rank of the job. It knows ranks,
+// tags and bytes; it knows no tensor, no collective and no plan. Behind it stand shared memory
+// (shm/), kernel TCP with several flows (tcp/), the simulated network (fake/), and a router that
+// picks one of them per peer.
 //
-// Matching. A message is identified by (sender, receiver, tag). Exactly one send and one receive carry each
-// identity; they may be posted in either order. Messages of different tags may overtake each other.
+// Matching. A message is identified by (sender, receiver, tag). Exactly one send and one receive
+// carry each identity; they may be posted in either order. Messages of different tags may overtake
+// each other.
 //
-// Flow control. A message longer than the channel's eager limit moves only after the receiver has posted its
-// receive, so nothing unexpected is ever buffered beyond the eager budget, and no message blocks another.
+// Flow control. A message longer than the channel's eager limit moves only after the receiver has
+// posted its receive, so nothing unexpected is ever buffered beyond the eager budget, and no
+// message blocks another.
 //
-// Ownership. Buffers stay the caller's and must stay valid and (for sends) unchanged until the completion
-// with their cookie has been returned, also when it carries an error. A send completes when the receiver has
-// all of it (or, for eager messages, when the channel holds a copy), so that a broken flow can be resumed.
+// Ownership. Buffers stay the caller's and must stay valid and (for sends) unchanged until the
+// completion with their cookie has been returned, also when it carries an error. A send completes
+// when the receiver has all of it (or, for eager messages, when the channel holds a copy), so that
+// a broken flow can be resumed.
 //
-// Threads. A Channel is driven by one thread at a time: the caller serialises all calls. Only wake() may be
-// called from any thread. progress() never blocks. All code behind the seam takes the time from `now`.
+// Threads. A Channel is driven by one thread at a time: the caller serialises all calls. Only
+// wake() may be called from any thread. progress() never blocks. All code behind the seam takes the
+// time from `now`.
 #pragma once
 
 #include <cstddef>
@@ -36,15 +41,16 @@ using Tag = uint64_t;
 class Sink {
  public:
   virtual ~Sink() = default;
-  /// Bytes [offset, offset + data.size()) of the message. Every byte comes exactly once; pieces come in any
-  /// order; `offset` is a multiple of kPieceAlign and so is the size, but for the message's last piece.
-  /// `data` is valid during the call only. Runs inside progress().
+  /// Bytes [offset, offset + data.size()) of the message. Every byte comes exactly once; pieces
+  /// come in any order; `offset` is a multiple of kPieceAlign and so is the size, but for the
+  /// message's last piece. `data` is valid during the call only. Runs inside progress().
   virtual void consume(uint64_t offset, std::span<const std::byte> data) = 0;
 };
 /// Pieces begin and end at multiples of this, so that no element is cut.
 inline constexpr uint64_t kPieceAlign = 64;
 
-/// Where a message goes: a buffer, or a sink for at most `capacity` bytes. The message may be shorter.
+/// Where a message goes: a buffer, or a sink for at most `capacity` bytes. The message may be
+/// shorter.
 struct Inbox {
   std::byte* into = nullptr;
   Sink* sink = nullptr;
@@ -57,7 +63,8 @@ struct Completion {
   Status status;
 };
 
-/// An unsolicited short message (at most kNoteLimit bytes) for the control plane: delivered in order per peer.
+/// An unsolicited short message (at most kNoteLimit bytes) for the control plane: delivered in
+/// order per peer.
 struct Note {
   Rank peer = -1;
   std::vector<std::byte> bytes;
@@ -85,8 +92,9 @@ struct Events {
   }
 };
 
-/// Bytes since the start. `wire` counts everything handed to the layer below (headers, acknowledgements and
-/// repeats included, lower protocols' headers excluded); `payload` counts message bytes once.
+/// Bytes since the start. `wire` counts everything handed to the layer below (headers,
+/// acknowledgements and repeats included, lower protocols' headers excluded); `payload` counts
+/// message bytes once.
 struct Counters {
   uint64_t payload_sent = 0;
   uint64_t payload_received = 0;
@@ -99,8 +107,8 @@ class Channel {
  public:
   virtual ~Channel() = default;
 
-  /// `digest` names the operation that the message belongs to; when both sides have posted and the digests
-  /// differ, both complete with Code::kMismatch (0 matches anything).
+  /// `digest` names the operation that the message belongs to; when both sides have posted and the
+  /// digests differ, both complete with Code::kMismatch (0 matches anything).
   virtual void send(Rank peer, Tag tag, uint32_t digest, std::span<const std::byte> data,
                     uint64_t cookie) = 0;
   virtual void receive(Rank peer, Tag tag, uint32_t digest, Inbox inbox, uint64_t cookie) = 0;
@@ -111,18 +119,19 @@ class Channel {
   virtual bool progress(Time now, Events& events) = 0;
   /// The latest time by which progress() must be called again even if poll_fd() stays silent.
   [[nodiscard]] virtual Time next_timer() const = 0;
-  /// A descriptor that is readable whenever progress() has something to do, for poll(2); -1: none, the
-  /// caller has to poll by time.
+  /// A descriptor that is readable whenever progress() has something to do, for poll(2); -1: none,
+  /// the caller has to poll by time.
   [[nodiscard]] virtual int poll_fd() const = 0;
-  /// To be called before blocking on poll_fd(); false: something arrived meanwhile, call progress() instead.
+  /// To be called before blocking on poll_fd(); false: something arrived meanwhile, call progress()
+  /// instead.
   virtual bool prepare_wait() = 0;
   /// Makes poll_fd() readable. Any thread.
   virtual void wake() = 0;
 
   /// Tells the channel that a peer is dead (learnt elsewhere): completes its requests with `why`.
   virtual void drop_peer(Rank peer, const Status& why) = 0;
-  /// Completes every request with `why` at the next progress(); later requests fail the same way. When the
-  /// next progress() has returned, no caller's buffer is touched any more.
+  /// Completes every request with `why` at the next progress(); later requests fail the same way.
+  /// When the next progress() has returned, no caller's buffer is touched any more.
   virtual void abort(const Status& why) = 0;
 
   [[nodiscard]] virtual Counters counters() const = 0;

@@ -1,5 +1,5 @@
-// Element-wise kernels on the CPU: SIMD through Highway, dispatched at run time, bit-equal on every target
-// (no FMA-dependent sums, no reassociation).
+// Element-wise kernels on the CPU: SIMD through Highway, dispatched at run time, bit-equal on every
+// target (no FMA-dependent sums, no reassociation).
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,9 @@
 
 namespace paceline::cpu {
 
-/// dst[i] = op(dst[i], src[i]) for `elements` elements of `dtype`; kAverage reduces as kSum. fp16 and bf16
-/// add in float32 and round once to nearest even. Buffers need the element's alignment only, and don't overlap.
+/// dst[i] = op(dst[i], src[i]) for `elements` elements of `dtype`; kAverage reduces as kSum. fp16
+/// and bf16 add in float32 and round once to nearest even. Buffers need the element's alignment
+/// only, and don't overlap.
 void reduce(DType dtype, ReduceOp op, void* dst, const void* src, uint64_t elements);
 /// dst[i] = op(a[i], b[i]).
 void reduce_into(DType dtype, ReduceOp op, void* dst, const void* a, const void* b,

@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""Runs every test suite of the tree and sums up: the work behind `./dev test`.
+
+Each suite is a command that leaves JUnit XML, or a check that counts as one test. Builds come first, at full speed;
+then suites run two at a time. The last line is 'N passed, N failed' (', N skipped' where tests could not run here).
+
+    run_suites.py [--only REGEX] [--list] [--jobs N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "build" / "test-results"
+PRINT = threading.Lock()
+
+
+@dataclasses.dataclass
+class Suite:
+    name: str
+    command: list[str]
+    junit: Path | None = None
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+    timeout: float = 900
+    #: Alone on the machine: tests that bound a reaction time (two seconds after a kill) want a core.
+    alone: bool = False
+
+
+@dataclasses.dataclass
+class Tally:
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def add(self, other: Tally) -> None:
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+
+
+def say(text: str) -> None:
+    with PRINT:
+        print(text, flush=True)
+
+
+def gtest_suites(build: str, label: str, env: dict[str, str], timeout: float) -> list[Suite]:
+    """One suite a test program; the simulation is cut in two so that both cores work."""
+    suites = []
+    for program in sorted(glob.glob(str(ROOT / build / "bin" / "*_test"))):
+        stem = Path(program).name
+        shards = 2 if stem == "simulation_test" else 1
+        for shard in range(shards):
+            name = f"{label}:{stem}" + (f"[{shard + 1}/{shards}]" if shards > 1 else "")
+            junit = OUT / (re.sub(r"[^\w.]", "_", name) + ".xml")
+            shard_env = {"GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)} if shards > 1 else {}
+            suites.append(Suite(name, [program, f"--gtest_output=xml:{junit}"], junit, {**env, **shard_env}, timeout))
+    return suites
+
+
+def pytest_suite(
+    name: str, python: str, paths: list[str], alone: bool = False, env: dict[str, str] | None = None
+) -> Suite | None:
+    paths = [p for p in paths if (ROOT / p).exists()]
+    if not paths:
+        return None
+    junit = OUT / f"{name}.xml"
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", *paths]
+    full = {"PYTHONPATH": str(ROOT / "python"), **(env or {})}
+    return Suite(f"pytest:{name}", command, junit, full, 1500, alone)
+
+
+def fuzz_suites(seconds: int) -> list[Suite]:
+    suites = []
+    for program in sorted(glob.glob(str(ROOT / "build-fuzz" / "bin" / "*_fuzz"))):
+        stem = Path(program).name.removesuffix("_fuzz")
+        kept = ROOT / "tests" / "fuzz" / stem
+        fresh = OUT / "fuzz" / stem
+        fresh.mkdir(parents=True, exist_ok=True)
+        corpus = [str(fresh)] + ([str(kept)] if kept.exists() else [])
+        suites.append(
+            Suite(
+                f"fuzz:{stem}",
+                [
+                    program,
+                    f"-max_total_time={seconds}",
+                    "-timeout=10",
+                    "-rss_limit_mb=2048",
+                    f"-artifact_prefix={fresh}/",
+                    "-print_final_stats=1",
+                    *corpus,
+                ],
+                None,
+                {},
+                seconds + 120,
+            )
+        )
+    return suites
+
+
+def all_suites() -> list[Suite]:
+    venv = str(ROOT / ".venv" / "bin" / "python")
+    sanitized = {
+        "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=0",
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+        "TSAN_OPTIONS": f"halt_on_error=1:second_deadlock_stack=1:suppressions={ROOT}/tools/dev/tsan.supp",
+        # Instrumented code is ten times slower: a tenth of the seeds.
+        "PACELINE_TEST_SIM_SEEDS": "300",
+    }
+    suites: list[Suite | None] = [
+        Suite("lint", [venv, "tools/dev/lint.py"], None, {}, 3000),
+        *gtest_suites("build", "cpp", {}, 900),
+        *gtest_suites("build-asan", "asan", sanitized, 1200),
+        *gtest_suites("build-tsan", "tsan", sanitized, 1200),
+        *fuzz_suites(8),
+        pytest_suite("tools", venv, ["tests/tools"]),
+        pytest_suite("tensorflow-2.15", str(ROOT / "build/venv/tf215/bin/python"), ["tests/tensorflow"]),
+        pytest_suite("tensorflow-2.21", str(ROOT / "build/venv/tf221/bin/python"), ["tests/tensorflow"]),
+        pytest_suite("launch", venv, ["tests/launch"]),
+        pytest_suite("lab", venv, ["tests/lab"], alone=True),
+        pytest_suite("torch", venv, ["tests/torch"], alone=True),
+        pytest_suite("torch-1.13", "/usr/bin/python3", ["tests/torch"], alone=True),
+        pytest_suite("docs", venv, ["tests/docs"], alone=True),
+    ]
+    return [s for s in suites if s]
+
+
+def tally_of(suite: Suite, code: int) -> Tally:
+    if suite.junit is None:
+        return Tally(passed=int(code == 0), failed=int(code != 0))
+    if not suite.junit.exists():
+        return Tally(failed=1)
+    tally = Tally()
+    root = ET.parse(suite.junit).getroot()
+    for case in root.iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            tally.failed += 1
+        elif case.find("skipped") is not None or case.get("status") == "notrun":
+            tally.skipped += 1
+        else:
+            tally.passed += 1
+    if code not in (0, 5) and tally.failed == 0:
+        tally.failed += 1  # died outside of a test
+    return tally
+
+
+def run(suite: Suite) -> Tally:
+    started = time.monotonic()
+    log = OUT / (re.sub(r"[^\w.]", "_", suite.name) + ".log")
+    if suite.junit is not None:
+        suite.junit.unlink(missing_ok=True)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "LIGHT_", "PERSEUS_", "HOROVOD_"))}
+    env.update(suite.env)
+    with open(log, "wb") as out:
+        try:
+            code = subprocess.run(
+                suite.command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=env,
+                cwd=ROOT,
+                timeout=suite.timeout,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            out.write(f"\nsuite ran past {suite.timeout:.0f} s\n".encode())
+            code = 124
+    tally = tally_of(suite, code)
+    seconds = time.monotonic() - started
+    mark = "ok  " if tally.failed == 0 else "FAIL"
+    skipped = f", {tally.skipped} skipped" if tally.skipped else ""
+    say(f"{mark} {suite.name:34} {tally.passed} passed, {tally.failed} failed{skipped}  ({seconds:.0f} s)")
+    if tally.failed:
+        lines = log.read_text(errors="replace").splitlines()
+        say("\n".join(f"     | {line}" for line in lines[-80:]))
+    return tally
+
+
+def build(directory: str, options: list[str], targets: list[str]) -> bool:
+    """Configures and builds; failures are printed. ccache makes a second time quick."""
+    started = time.monotonic()
+    say(f"==> building {directory}")
+    log = OUT / f"{directory}.log"
+    for command in (
+        ["cmake", "-S", ".", "-B", directory, "-G", "Ninja", *options],
+        ["cmake", "--build", directory, *([] if not targets else ["--target", *targets])],
+    ):
+        with open(log, "ab") as out:
+            code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, check=False).returncode
+        if code != 0:
+            say("\n".join(log.read_text(errors="replace").splitlines()[-60:]))
+            return False
+    say(f"    {directory}: {time.monotonic() - started:.0f} s")
+    return True
+
+
+def build_all(only: re.Pattern[str]) -> Tally:
+    """The instrumented builds. A build that fails counts as one failed test."""
+    tally = Tally()
+    wanted = {
+        "build-asan": (
+            ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1", "-DPACELINE_SANITIZE=address,undefined"],
+            "asan:",
+        ),
+        "build-tsan": (
+            ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1", "-DPACELINE_SANITIZE=thread"],
+            "tsan:",
+        ),
+        "build-fuzz": (
+            [
+                "-DCMAKE_BUILD_TYPE=Debug",
+                "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1",
+                "-DPACELINE_FUZZERS=ON",
+                "-DPACELINE_TESTS=OFF",
+                "-DPACELINE_SANITIZE=fuzzer-no-link,address",
+                "-DCMAKE_CXX_COMPILER=clang++",
+            ],
+            "fuzz:",
+        ),
+    }
+    for directory, (options, label) in wanted.items():
+        if not only.search(label):
+            continue
+        ok = build(directory, options, ["fuzzers"] if label == "fuzz:" else ["tests"])
+        tally.add(Tally(passed=int(ok), failed=int(not ok)))
+    return tally
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="run the suites whose name matches this regular expression")
+    parser.add_argument("--list", action="store_true", help="print the suites' names")
+    parser.add_argument("--jobs", type=int, default=2, help="suites at a time")
+    args = parser.parse_args()
+    only = re.compile(args.only)
+    if args.list:
+        print("\n".join(s.name for s in all_suites()))
+        return 0
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
+    started = time.monotonic()
+    # While the instrumented builds are wanted by default, a --only that names no build skips them.
+    total = build_all(re.compile(args.only) if args.only else re.compile(""))
+    suites = [s for s in all_suites() if only.search(s.name)]
+    say(f"==> {len(suites)} suites, {args.jobs} at a time")
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for tally in pool.map(run, [s for s in suites if not s.alone]):
+            total.add(tally)
+    for suite in suites:
+        if suite.alone:
+            total.add(run(suite))
+    say(f"==> {time.monotonic() - started:.0f} s; logs in build/test-results/")
+    skipped = f", {total.skipped} skipped" if total.skipped else ""
+    print(f"{total.passed} passed, {total.failed} failed{skipped}", flush=True)
+    return 1 if total.failed or not total.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
