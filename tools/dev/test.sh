@@ -5,6 +5,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PACELINE_CACHE="${PACELINE_CACHE:-$HOME/.cache/paceline}"
 . tools/dev/common.sh
 setup_system
-setup_python main
+for name in main tf215 tf221; do setup_python $name; done
 build_release
 exec .venv/bin/python tools/dev/run_suites.py "$@"
