@@ -1,8 +1,42 @@
-#include <cstdio>
+#include <algorithm>
 
+#include "cli/commands.h"
 #include "paceline/comm.h"
 
-int main() {
-  std::printf("paceline %s\n", paceline_version());
-  return 0;
+namespace {
+
+constexpr paceline::cli::AddCommand kCommands[] = {
+    paceline::cli::add_run,
+};
+
+int run_main(int argc, char** argv) {
+  CLI::App app("Paceline: distributed training, fast on plain Ethernet", "paceline");
+  app.set_version_flag("--version", std::string("paceline ") + paceline_version());
+  app.require_subcommand(1);
+  paceline::cli::Invocation invocation;
+  for (auto add : kCommands) add(app, invocation);
+
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (!words.empty() && words[0] == "run") words = paceline::cli::normalise_run_arguments(words);
+  auto mark = std::find(words.begin(), words.end(), "--");
+  if (mark != words.end()) invocation.command.assign(mark + 1, words.end());
+  words.erase(mark, words.end());
+  std::reverse(words.begin(), words.end());  // the order CLI11 takes
+  try {
+    app.parse(std::move(words));
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return invocation.exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run_main(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "paceline: %s\n", error.what());
+    return 1;
+  }
 }

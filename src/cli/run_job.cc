@@ -1,0 +1,330 @@
+#include "cli/run_job.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+
+#include "base/clock.h"
+#include "cli/run_output.h"
+
+namespace paceline::cli {
+namespace {
+
+constexpr Time kKillAfter = 5 * kSecond;       // from SIGTERM to SIGKILL, when another rank failed
+constexpr Time kSilence = 200 * kMillisecond;  // an unfinished line is shown after this
+constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+struct Running {
+  const JobProcess* process = nullptr;
+  Guarded guarded;
+  int input = -1;        // remote: our end of its standard input
+  std::string to_write;  // remote: not yet written to it
+  std::unique_ptr<OutputStream> output;
+  std::unique_ptr<OutputStream> error;
+  bool ended = false;
+  int exit_code = 0;
+};
+
+void close_descriptor(int& descriptor) {
+  if (descriptor >= 0) ::close(descriptor);
+  descriptor = -1;
+}
+
+const char* signal_word(int number) {
+  switch (number) {
+    case SIGINT:
+      return "INT";
+    case SIGHUP:
+      return "HUP";
+    case SIGQUIT:
+      return "QUIT";
+    case SIGUSR1:
+      return "USR1";
+    case SIGUSR2:
+      return "USR2";
+    case SIGKILL:
+      return "KILL";
+    default:
+      return "TERM";
+  }
+}
+
+class Job {
+ public:
+  explicit Job(const JobOptions& options) : options_(options) {}
+  ~Job();
+  Status start(const std::vector<JobProcess>& processes);
+  int run();
+
+ private:
+  Status start_one(const JobProcess& process);
+  Status open_output(Running& running);
+  void wait_for_something();
+  void read_signals();
+  bool read_output(int& descriptor, OutputStream& stream);
+  void feed(Running& running);
+  void reap();
+  void ended(Running& running, int status);
+  void signal_all(int number);
+  void terminate(Time now);
+  [[nodiscard]] bool finished() const;
+  [[nodiscard]] bool output_lost() const;
+
+  JobOptions options_;
+  std::vector<Running> running_;
+  SteadyClock clock_;
+  sigset_t old_mask_{};
+  int signals_ = -1;
+  int exit_code_ = 0;
+  bool terminating_ = false;
+  int interrupts_ = 0;
+  Time kill_at_ = kNever;
+};
+
+Job::~Job() {
+  // Closing the control pipes makes the guards end whatever still runs.
+  for (auto& running : running_) {
+    close_descriptor(running.guarded.control);
+    close_descriptor(running.guarded.output);
+    close_descriptor(running.guarded.error);
+    close_descriptor(running.input);
+  }
+  if (signals_ >= 0) {
+    ::close(signals_);
+    sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
+  }
+}
+
+Status Job::start(const std::vector<JobProcess>& processes) {
+  sigset_t watched;
+  sigemptyset(&watched);
+  for (int number : kForwarded) sigaddset(&watched, number);
+  sigaddset(&watched, SIGCHLD);
+  sigprocmask(SIG_BLOCK, &watched, &old_mask_);
+  ::signal(SIGPIPE, SIG_IGN);
+  signals_ = ::signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
+  running_.reserve(processes.size());
+  for (const auto& process : processes) PACELINE_RETURN_IF_ERROR(start_one(process));
+  return {};
+}
+
+Status Job::open_output(Running& running) {
+  auto mark = [&](const char* name) {
+    return options_.prefix_output ? fmt::format("[{}]<{}> ", running.process->rank, name) : "";
+  };
+  running.output = std::make_unique<OutputStream>(1, mark("stdout"));
+  running.error = std::make_unique<OutputStream>(2, mark("stderr"));
+  if (options_.output_directory.empty()) return {};
+  auto folder = std::filesystem::path(options_.output_directory) /
+                fmt::format("rank.{}", running.process->rank);
+  std::error_code failure;
+  std::filesystem::create_directories(folder, failure);
+  if (failure) {
+    return {Code::kInvalidArgument, fmt::format("--output-filename: '{}' can't be made: {}",
+                                                folder.string(), failure.message())};
+  }
+  PACELINE_RETURN_IF_ERROR(running.output->tee((folder / "stdout").string()));
+  return running.error->tee((folder / "stderr").string());
+}
+
+Status Job::start_one(const JobProcess& process) {
+  auto& running = running_.emplace_back();
+  running.process = &process;
+  PACELINE_RETURN_IF_ERROR(open_output(running));
+  Command command = process.command;
+  int ends[2] = {-1, -1};
+  if (process.remote) {
+    if (::pipe2(ends, O_CLOEXEC) != 0) {
+      return {Code::kResourceExhausted, fmt::format("pipe: {}", std::strerror(errno))};
+    }
+    ::fcntl(ends[1], F_SETFL, O_NONBLOCK);
+    command.input = ends[0];
+    running.input = ends[1];
+    running.to_write = process.first_input;
+  }
+  auto started = start_guarded(command);
+  if (ends[0] >= 0) ::close(ends[0]);
+  if (!started) {
+    running.ended = true;
+    return started.status();
+  }
+  running.guarded = *started;
+  return {};
+}
+
+bool Job::read_output(int& descriptor, OutputStream& stream) {
+  char buffer[16384];
+  auto n = ::read(descriptor, buffer, sizeof(buffer));
+  if (n > 0) {
+    stream.write({buffer, static_cast<std::size_t>(n)});
+    return true;
+  }
+  if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
+    stream.flush();
+    close_descriptor(descriptor);
+  }
+  return false;
+}
+
+void Job::feed(Running& running) {
+  while (running.input >= 0 && !running.to_write.empty()) {
+    auto n = ::write(running.input, running.to_write.data(), running.to_write.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return;
+    if (n < 0) {
+      close_descriptor(running.input);
+      return;
+    }
+    running.to_write.erase(0, static_cast<std::size_t>(n));
+  }
+}
+
+void Job::read_signals() {
+  signalfd_siginfo info;
+  while (::read(signals_, &info, sizeof(info)) == sizeof(info)) {
+    int number = static_cast<int>(info.ssi_signo);
+    if (number == SIGCHLD) continue;
+    signal_all(number);
+    if (number == SIGUSR1 || number == SIGUSR2) continue;
+    // Asked to end: the ranks may clean up, then they are ended. A second Ctrl-C does not wait.
+    if (exit_code_ == 0) exit_code_ = 128 + number;
+    terminating_ = true;
+    kill_at_ = std::min(kill_at_, after(clock_.now(), kKillAfter));
+    if (++interrupts_ > 1) kill_at_ = clock_.now();
+  }
+}
+
+void Job::signal_all(int number) {
+  for (auto& running : running_) {
+    if (running.ended) continue;
+    if (running.process->remote && running.input >= 0) {
+      running.to_write += fmt::format("{}\n", signal_word(number));
+      feed(running);
+    } else {
+      auto byte = static_cast<unsigned char>(number);
+      [[maybe_unused]] auto written = ::write(running.guarded.control, &byte, 1);
+    }
+  }
+}
+
+void Job::terminate(Time now) {
+  if (terminating_) return;
+  terminating_ = true;
+  kill_at_ = after(now, kKillAfter);
+  signal_all(SIGTERM);
+  signal_all(SIGCONT);
+}
+
+void Job::ended(Running& running, int status) {
+  running.ended = true;
+  close_descriptor(running.guarded.control);
+  close_descriptor(running.input);
+  running.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  if (running.exit_code == 0 || terminating_) return;
+  exit_code_ = running.exit_code;
+  if (!options_.quiet) {
+    auto how = running.exit_code > 128 && running.exit_code < 128 + 65
+                   ? fmt::format("was ended by signal {} ({})", running.exit_code - 128,
+                                 ::strsignal(running.exit_code - 128))
+                   : fmt::format("ended with exit code {}", running.exit_code);
+    bool others = std::any_of(running_.begin(), running_.end(), [](auto& r) { return !r.ended; });
+    fmt::print(stderr, "paceline run: rank {} (host {}) {}{}\n", running.process->rank,
+               running.process->where, how, others ? "; ending the others" : "");
+  }
+  terminate(clock_.now());
+}
+
+void Job::reap() {
+  for (auto& running : running_) {
+    int status = 0;
+    if (!running.ended && ::waitpid(running.guarded.pid, &status, WNOHANG) == running.guarded.pid) {
+      ended(running, status);
+    }
+  }
+}
+
+bool Job::finished() const {
+  return std::all_of(running_.begin(), running_.end(), [](auto& r) { return r.ended; });
+}
+
+bool Job::output_lost() const {
+  return std::any_of(running_.begin(), running_.end(),
+                     [](auto& r) { return r.output->reader_gone() || r.error->reader_gone(); });
+}
+
+void Job::wait_for_something() {
+  std::vector<pollfd> waiting{{signals_, POLLIN, 0}};
+  if (options_.service_fd >= 0) waiting.push_back({options_.service_fd, POLLIN, 0});
+  for (auto& running : running_) {
+    for (int descriptor : {running.guarded.output, running.guarded.error}) {
+      if (descriptor >= 0) waiting.push_back({descriptor, POLLIN, 0});
+    }
+    if (running.input >= 0 && !running.to_write.empty())
+      waiting.push_back({running.input, POLLOUT, 0});
+  }
+  if (::poll(waiting.data(), waiting.size(), static_cast<int>(kSilence / kMillisecond)) == 0) {
+    for (auto& running : running_) {
+      running.output->flush();
+      running.error->flush();
+    }
+  }
+}
+
+int Job::run() {
+  while (!finished()) {
+    wait_for_something();
+    if (options_.service) options_.service();
+    read_signals();
+    for (auto& running : running_) {
+      if (running.guarded.output >= 0) read_output(running.guarded.output, *running.output);
+      if (running.guarded.error >= 0) read_output(running.guarded.error, *running.error);
+      feed(running);
+    }
+    if (output_lost() && !terminating_) {
+      exit_code_ = 128 + SIGPIPE;  // as a command in a pipeline ends whose reader has gone
+      terminate(clock_.now());
+    }
+    reap();
+    if (clock_.now() >= kill_at_) {
+      signal_all(SIGKILL);
+      for (auto& running : running_) close_descriptor(running.input);
+      kill_at_ = after(clock_.now(), kSecond);
+    }
+  }
+  // What is still in the pipes. A process that left the group and kept them open is not waited for.
+  for (auto& running : running_) {
+    while (running.guarded.output >= 0 && read_output(running.guarded.output, *running.output)) {
+    }
+    while (running.guarded.error >= 0 && read_output(running.guarded.error, *running.error)) {
+    }
+    running.output->flush();
+    running.error->flush();
+    for (auto* stream : {running.output.get(), running.error.get()}) {
+      if (stream->status().is_ok() || options_.quiet) continue;
+      fmt::print(stderr, "paceline run: rank {}: {}\n", running.process->rank,
+                 stream->status().message());
+    }
+  }
+  return exit_code_;
+}
+
+}  // namespace
+
+Result<int> run_job(const std::vector<JobProcess>& processes, const JobOptions& options) {
+  Job job(options);
+  PACELINE_RETURN_IF_ERROR(job.start(processes));
+  return job.run();
+}
+
+}  // namespace paceline::cli
