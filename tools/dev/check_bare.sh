@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# ./dev check-bare [--keep] [test|demo …]: makes a bare Debian 12 with debootstrap and runs the README's commands in a
+# clean clone there, as a new user would. The mirrors, certificates and pip options of this machine are handed in;
+# nothing else is.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+export PACELINE_CACHE="${PACELINE_CACHE:-$HOME/.cache/paceline}"
+. tools/dev/common.sh
+[ "$(id -u)" = 0 ] || die "check-bare makes a system in a folder and needs root"
+command -v debootstrap >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -y -qq debootstrap
+
+keep=0; verbs=()
+for argument in "$@"; do [ "$argument" = --keep ] && keep=1 || verbs+=("$argument"); done
+[ ${#verbs[@]} -gt 0 ] || verbs=(demo test)
+
+root="${TMPDIR:-/var/tmp}/paceline-bare-$$"
+cleanup() { [ "$keep" = 1 ] && say "kept: $root" || rm -rf --one-file-system "$root"; }
+trap cleanup EXIT
+mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Codename: bookworm' | head -1)
+say "making a bare Debian 12 in $root"
+debootstrap --variant=minbase --include=ca-certificates bookworm "$root" "$mirror" >"$root.log" 2>&1 ||
+  { tail -5 "$root.log"; die "debootstrap failed"; }
+rm -f "$root.log"
+rm -rf "$root/etc/apt"; cp -a /etc/apt "$root/etc/apt"
+cp -a /etc/ssl/certs "$root/etc/ssl/"; cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
+[ -d /usr/local/share/ca-certificates ] && cp -a /usr/local/share/ca-certificates "$root/usr/local/share/"
+git clone -q . "$root/src"
+
+# A mount and process namespace of its own: nothing that runs in there outlives it or sees this machine's mounts.
+inside='mount --bind "$0" "$0"; cd "$0"
+for fs in proc:proc sysfs:sys; do mount -t ${fs%%:*} ${fs%%:*} ${fs##*:}; done
+mount --rbind /dev dev; mount -t tmpfs tmpfs run; mkdir -p run/netns
+shift 0; exec chroot . /usr/bin/env -i HOME=/root TERM=dumb CI="${CI:-}" LANG=C.UTF-8 \
+  PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin $(env | grep -E "^(PIP_|https?_proxy=|no_proxy=)" | grep -v FIND_LINKS | tr "\n" " ") \
+  /bin/bash -c "cd /src && ./dev $1"'
+for verb in "${verbs[@]}"; do
+  say "./dev $verb, in there"
+  started=$SECONDS
+  unshare --mount --pid --fork --propagation private bash -ec "$inside" "$root" "$verb"
+  say "./dev $verb took $((SECONDS - started)) s"
+done

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Puts named faults into a scratch copy, one at a time, and demands that a test turns red for each.
+
+A mutant is an exact replacement in one file (tools/dev/mutants.toml) with the test programs or pytest paths that guard
+it. The unmutated copy has to pass first; a mutant that fails to compile is an error, not a catch.
+
+    mutants.py [--only REGEX] [--list]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRATCH = ROOT / "build-mutants"
+TREE = SCRATCH / "tree"
+
+
+@dataclasses.dataclass
+class Mutant:
+    name: str
+    file: str
+    find: str
+    replace: str
+    #: gtest programs ("engine_test", with an optional ":filter") and pytest paths.
+    tests: list[str]
+    timeout: float = 300
+
+
+def load(only: str) -> list[Mutant]:
+    data = tomllib.loads((ROOT / "tools/dev/mutants.toml").read_text())
+    mutants = [Mutant(**entry) for entry in data["mutant"]]
+    names = [m.name for m in mutants]
+    duplicates = {n for n in names if names.count(n) > 1}
+    if duplicates:
+        sys.exit(f"mutants: names used twice: {sorted(duplicates)}")
+    return [m for m in mutants if re.search(only, m.name)]
+
+
+def copy_tree() -> None:
+    """Brings the scratch copy up to date without touching files that did not change (so that little is rebuilt)."""
+    TREE.mkdir(parents=True, exist_ok=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    for name in listed:
+        source, target = ROOT / name, TREE / name
+        if not source.is_file():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or target.read_bytes() != source.read_bytes():
+            shutil.copy2(source, target)
+    kept = set(listed)
+    for path in TREE.rglob("*"):
+        name = str(path.relative_to(TREE))
+        if path.is_file() and name not in kept and not name.startswith(("build/", ".venv")):
+            path.unlink()
+
+
+def build(targets: set[str]) -> str:
+    """Empty when it worked, else the compiler's words."""
+    if not (TREE / "build/build.ninja").exists():
+        configure = ["cmake", "-S", ".", "-B", "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"]
+        subprocess.run(configure, cwd=TREE, capture_output=True, check=True)
+    done = subprocess.run(
+        ["cmake", "--build", "build", "--target", *sorted(targets)],
+        cwd=TREE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "" if done.returncode == 0 else done.stdout[-3000:]
+
+
+def targets_of(mutant: Mutant) -> set[str]:
+    programs = {t.split(":")[0] for t in mutant.tests if not t.startswith("tests/")}
+    # Python tests need the library and the program.
+    return programs | ({"paceline", "paceline_bin"} if any(t.startswith("tests/") for t in mutant.tests) else set())
+
+
+def red(mutant: Mutant) -> bool:
+    """True when any guarding test fails (a test that hangs past its time is a catch too)."""
+    env = {**os.environ, "PYTHONPATH": str(TREE / "python"), "PACELINE_TEST_SIM_SEEDS": "600"}
+    for test in mutant.tests:
+        if test.startswith("tests/"):
+            command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
+        else:
+            program, _, pattern = test.partition(":")
+            command = [f"build/bin/{program}", "--gtest_brief=1", *([f"--gtest_filter={pattern}"] if pattern else [])]
+        try:
+            code = subprocess.run(
+                command, cwd=TREE, env=env, capture_output=True, timeout=mutant.timeout, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return True
+        if code not in (0, 5):
+            return True
+    return False
+
+
+def try_one(mutant: Mutant) -> str:
+    """'caught', or what went wrong."""
+    path = TREE / mutant.file
+    original = path.read_text()
+    if original.count(mutant.find) != 1:
+        return f"its text stands {original.count(mutant.find)} times in {mutant.file} (must be once)"
+    path.write_text(original.replace(mutant.find, mutant.replace))
+    try:
+        problem = build(targets_of(mutant)) if targets_of(mutant) else ""
+        if problem:
+            return "does not compile:\n" + problem
+        return "caught" if red(mutant) else "SURVIVED"
+    finally:
+        path.write_text(original)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="mutants whose name matches this regular expression")
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args()
+    mutants = load(args.only)
+    if args.list:
+        for m in mutants:
+            print(f"{m.name:40} {m.file}")
+        return 0
+    copy_tree()
+    print("==> the unmutated copy", flush=True)
+    problem = build(set().union(*(targets_of(m) for m in mutants)))
+    if problem:
+        print(problem)
+        return 1
+    clean = Mutant("unmutated", "", "", "", sorted({t for m in mutants for t in m.tests}), 1800)
+    if red(clean):
+        print("the unmutated copy does not pass its tests: mend that first")
+        return 1
+    caught = 0
+    for number, mutant in enumerate(mutants, 1):
+        started = time.monotonic()
+        verdict = try_one(mutant)
+        caught += verdict == "caught"
+        print(f"[{number}/{len(mutants)}] {mutant.name:40} {verdict} ({time.monotonic() - started:.0f} s)", flush=True)
+    print(f"{caught} of {len(mutants)} mutants caught")
+    return 0 if caught == len(mutants) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
