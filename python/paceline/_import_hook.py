@@ -1,0 +1,47 @@
+"""Calls back when a module has been imported: now if it has been already, else right after its import."""
+
+import importlib.abc
+import sys
+
+_waiting = {}
+
+
+def when_imported(name, callback):
+    """callback(module), once."""
+    module = sys.modules.get(name)
+    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        callback(module)
+        return
+    if not _waiting:
+        sys.meta_path.insert(0, _Finder())
+    _waiting.setdefault(name, []).append(callback)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, fullname, path, target=None):
+        if fullname not in _waiting:
+            return None
+        for finder in sys.meta_path:
+            if isinstance(finder, _Finder) or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Loader(spec.loader, fullname)
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """The module's own loader, and the callbacks after it."""
+
+    def __init__(self, loader, name):
+        self._loader, self._name = loader, name
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        for callback in _waiting.pop(self._name, []):
+            callback(module)

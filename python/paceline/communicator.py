@@ -1,0 +1,422 @@
+"""The C ABI's communicator for Python: pointers and counts, no framework, no NumPy.
+
+An operation is submitted and then either waited for (:meth:`Communicator.wait`, on the calling thread, without the
+interpreter lock) or watched (:meth:`Communicator.watch`: one thread a communicator, started with the first watched
+operation, blocks in paceline_wait_any and calls back). Buffers belong to the caller until the operation has ended;
+``keep`` holds whatever must stay alive until then.
+"""
+
+import atexit
+import ctypes
+import os
+import socket
+import sys
+import threading
+import weakref
+from ctypes import byref, c_float, c_int32, c_uint32, c_uint64, c_void_p
+
+from paceline import _library
+from paceline.errors import PacelineError, UnsupportedError, from_code
+
+DTYPES = {
+    "float32": 0,
+    "float64": 1,
+    "float16": 2,
+    "bfloat16": 3,
+    "int8": 4,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
+    "uint8": 8,
+    "bool": 9,
+}
+SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
+ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, REDUCE, GATHER, SCATTER = range(9)
+CODEC_SETTINGS, CODEC_NONE, CODEC_FP16, CODEC_BF16, CODEC_TOPK = -1, 0, 1, 2, 3
+
+_WATCH_BATCH = 64
+_WATCH_SECONDS = 0.5
+_GET_ABSENT = -1
+_GET_FAILED = -2
+
+
+class Identity:
+    """Who this rank is: rank, size, local_rank, local_size, node, node_count."""
+
+    __slots__ = ("local_rank", "local_size", "node", "node_count", "rank", "size")
+
+    def __init__(self, raw):
+        for name in self.__slots__:
+            setattr(self, name, getattr(raw, name))
+
+
+class _StoreBridge:
+    """A Python key-value store (put(key, bytes), get(key) -> bytes or None) behind the C ABI's paceline_store.
+
+    Exceptions can't cross C: the first one is kept in ``error`` for whoever called paceline_comm_create.
+    """
+
+    def __init__(self, store):
+        self._store = store
+        self.error = None
+        self.raw = _library.Store(put=_library.StorePut(self._put), get=_library.StoreGet(self._get))
+
+    def _put(self, _context, key, value, size):
+        try:
+            self._store.put(key.decode(), ctypes.string_at(value, size) if size else b"")
+            return 0
+        except BaseException as error:
+            self.error = self.error or error
+            return 1
+
+    def _get(self, _context, key, value, capacity):
+        try:
+            found = self._store.get(key.decode())
+            if found is None:
+                return _GET_ABSENT
+            size = min(len(found), capacity)
+            if size:
+                ctypes.memmove(value, found, size)
+            return len(found)
+        except BaseException as error:
+            self.error = self.error or error
+            return _GET_FAILED
+
+
+class Communicator:
+    """A set of ranks that carry out collectives together.
+
+    rank, size: -1 asks the launcher's environment. store: an object with put(key, bytes) and
+    get(key) -> bytes | None that all ranks reach, or None for the launcher's. prefix tells communicators of one job
+    apart. face: the settings' family ("paceline", "perseus", "tiacc_training", "light", "horovod").
+    timeout: seconds, 0 for the settings'. Blocks until all ranks are there.
+    Raises a PacelineError named by the failure.
+    """
+
+    def __init__(self, rank=-1, size=-1, store=None, prefix="", face="paceline", timeout=0.0):
+        self._library = _library.load()
+        self._handle = None
+        self._lock = threading.Lock()
+        self._watched = {}
+        self._watcher = None
+        self._closing = False
+        self._pid = os.getpid()
+        bridge = _StoreBridge(store) if store is not None else None
+        options = _library.CommOptions(
+            rank=rank,
+            size=size,
+            store_prefix=prefix.encode(),
+            store=ctypes.pointer(bridge.raw) if bridge else None,
+            face=face.encode(),
+            timeout_s=timeout,
+        )
+        handle = c_void_p()
+        code = self._library.paceline_comm_create(byref(options), byref(handle))
+        if code:
+            error = from_code(code, _text(self._library.paceline_error(None)))
+            raise error from (bridge.error if bridge else None)
+        self._handle = handle
+        raw = _library.Identity()
+        self._check(self._library.paceline_comm_identity(handle, byref(raw)))
+        self.identity = Identity(raw)
+        self.rank = raw.rank
+        self.size = raw.size
+        _live.add(self)
+
+    # --- operations -----------------------------------------------------------------------------------------------
+
+    def submit(self, collective, **arguments):
+        """Queues a collective and returns its operation id at once.
+
+        dtype: a code of DTYPES; input, output: addresses; count: elements; reduce_op, root, group, codec, algorithm:
+        the C ABI's codes; counts, send_counts, receive_counts: one number a rank of the group; segments: (key,
+        offset, elements) of the parameters that the buffer holds, or an array made by :func:`segment_array`;
+        name, shape: for messages; timeout: seconds, 0 for the communicator's.
+        """
+        args = self._op_args(collective, **arguments)
+        op = c_uint64()
+        self._check(self._library.paceline_submit(self._handle, byref(args), byref(op)))
+        return op.value
+
+    def run(self, collective, **arguments):
+        """submit() and wait() in one call, on the calling thread where that is faster. Returns True when finite."""
+        args = self._op_args(collective, **arguments)
+        result = _library.Result()
+        code = self._library.paceline_run(self._handle, byref(args), byref(result))
+        if code:
+            raise from_code(code, self._sentence(self._handle, result.op))
+        return bool(result.finite)
+
+    def send(self, pointer, size, peer, tag=0, group=0, name="", timeout=0.0):
+        """Queues `size` bytes for rank `peer` of the group. Returns the operation id."""
+        return self._transfer(self._library.paceline_send, pointer, size, peer, tag, group, name, timeout)
+
+    def receive(self, pointer, size, peer, tag=0, group=0, name="", timeout=0.0):
+        """Queues the receipt of `size` bytes from rank `peer` of the group. Returns the operation id."""
+        return self._transfer(self._library.paceline_receive, pointer, size, peer, tag, group, name, timeout)
+
+    def test(self, op):
+        """True once the operation has ended."""
+        return bool(self._library.paceline_test(self._handle, op))
+
+    def wait(self, op, timeout=-1.0):
+        """Waits for an operation and releases it; raises its failure. Returns False where top-k saw Inf or NaN."""
+        result = _library.Result()
+        code = self._library.paceline_wait(self._handle, op, timeout, byref(result))
+        if code:
+            raise from_code(code, self._sentence(self._handle, op))
+        return bool(result.finite)
+
+    def watch(self, op, callback, keep=None):
+        """Calls callback(error or None, finite) from the completion thread when the operation has ended."""
+        with self._lock:
+            self._watched[op] = (callback, keep)
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=_serve, args=(weakref.ref(self),), daemon=True)
+                self._watcher.name = "paceline-completions"
+                self._watcher.start()
+        code = self._library.paceline_watch(self._handle, op)
+        if code:
+            with self._lock:
+                self._watched.pop(op, None)
+            raise from_code(code, self._sentence(self._handle, op))
+
+    # --- groups ---------------------------------------------------------------------------------------------------
+
+    def create_group(self, ranks):
+        """A group over world ranks (their order is the group's numbering). All members call in the same order."""
+        array = (c_int32 * len(ranks))(*ranks)
+        group = c_uint32()
+        self._check(self._library.paceline_group_create(self._handle, array, len(ranks), byref(group)))
+        return group.value
+
+    def destroy_group(self, group):
+        self._check(self._library.paceline_group_destroy(self._handle, group))
+
+    # --- residuals of top-k -----------------------------------------------------------------------------------------
+
+    def commit_residuals(self):
+        self._check(self._library.paceline_residual_commit(self._handle))
+
+    def rollback_residuals(self):
+        self._check(self._library.paceline_residual_rollback(self._handle))
+
+    def scale_residuals(self, factor):
+        self._check(self._library.paceline_residual_scale(self._handle, factor))
+
+    def read_residual(self, key, pointer, elements):
+        """Copies a parameter's residual (float32) to `pointer`; elements never seen read as 0."""
+        data = ctypes.cast(pointer, ctypes.POINTER(c_float))
+        self._check(self._library.paceline_residual_read(self._handle, key, data, elements))
+
+    def write_residual(self, key, pointer, elements):
+        data = ctypes.cast(pointer, ctypes.POINTER(c_float))
+        self._check(self._library.paceline_residual_write(self._handle, key, data, elements))
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self):
+        return self._handle is None
+
+    def describe(self):
+        """The start-up line: ranks × nodes, wire, plan, codec."""
+        return _text(self._library.paceline_comm_describe(self._open_handle()))
+
+    def stats(self):
+        """Counters as a dict: operations, payload and wire bytes, plans, scratch and residual memory."""
+        raw = _library.Stats()
+        self._check(self._library.paceline_comm_stats(self._handle, byref(raw)))
+        return {name: getattr(raw, name) for name, _ in raw._fields_ if name != "struct_size"}
+
+    def check_health(self):
+        """Raises the failure that ended this communicator, if one did."""
+        self._check(self._library.paceline_comm_health(self._open_handle()))
+
+    def abort(self, reason):
+        """Ends all operations here and on all ranks with `reason`; returns at once."""
+        if self._handle is not None and self._pid == os.getpid():
+            self._library.paceline_comm_abort(self._handle, reason.encode())
+
+    def close(self):
+        """Orderly end: waits until all ranks have called it (at most the time-out), then frees the handle."""
+        with self._lock:
+            if self._closing or self._handle is None:
+                return
+            self._closing = True
+        _live.discard(self)
+        if self._pid != os.getpid():
+            return
+        self._stop_watcher()
+        handle, self._handle = self._handle, None
+        self._library.paceline_comm_destroy(handle)
+        with self._lock:
+            left, self._watched = list(self._watched.values()), {}
+        for callback, _ in left:
+            callback(from_code(5, "the communicator was closed while the operation was under way"), True)
+
+    def _stop_watcher(self):
+        """The watcher must have left the C ABI before the handle is freed; an operation with itself wakes it."""
+        watcher = self._watcher
+        if watcher is None or watcher is threading.current_thread():
+            return
+        try:
+            alone = self.create_group([self.rank])
+            self.watch(self.submit(BARRIER, group=alone, name="close"), lambda error, finite: None)
+        except PacelineError:
+            pass  # failed already: the watcher looks up within _WATCH_SECONDS
+        watcher.join()
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _op_args(
+        self,
+        collective,
+        dtype=0,
+        input=None,
+        output=None,
+        count=0,
+        reduce_op=SUM,
+        root=0,
+        group=0,
+        codec=CODEC_NONE,
+        algorithm=0,
+        counts=None,
+        send_counts=None,
+        receive_counts=None,
+        segments=None,
+        name="",
+        shape="",
+        timeout=0.0,
+    ):
+        self._open_handle()
+        args = _library.OpArgs(
+            collective=collective,
+            dtype=dtype,
+            reduce_op=reduce_op,
+            root=root,
+            group=group,
+            algorithm=algorithm,
+            codec=codec,
+            fp16_values=-1,
+            input=input,
+            output=output,
+            count=count,
+            name=name.encode(),
+            shape=shape.encode(),
+            timeout_s=timeout,
+        )
+        if counts is not None:
+            args.counts = _uint64s(counts)
+        if send_counts is not None:
+            args.send_counts = _uint64s(send_counts)
+        if receive_counts is not None:
+            args.receive_counts = _uint64s(receive_counts)
+        if segments is not None:
+            array = segments if isinstance(segments, ctypes.Array) else segment_array(segments)
+            args.segments = array
+            args.segment_count = len(array)
+        return args
+
+    def _transfer(self, function, pointer, size, peer, tag, group, name, timeout):
+        args = _library.TransferArgs(
+            group=group, peer=peer, tag=tag, data=pointer, bytes=size, name=name.encode(), timeout_s=timeout
+        )
+        op = c_uint64()
+        self._check(function(self._open_handle(), byref(args), byref(op)))
+        return op.value
+
+    def _open_handle(self):
+        if self._handle is None:
+            raise UnsupportedError("this communicator is closed; create a new one")
+        return self._handle
+
+    def _sentence(self, handle, op):
+        text = ctypes.create_string_buffer(2048)
+        length = self._library.paceline_op_error(handle, op, text, len(text)) if op else 0
+        return _text(text.value if length else self._library.paceline_error(handle))
+
+    def _check(self, code):
+        if code:
+            self._open_handle()
+            raise from_code(code, _text(self._library.paceline_error(self._handle)))
+
+
+def segment_array(segments):
+    """(key, offset, elements) triples as the C ABI's array; make it once a bucket layout."""
+    array = (_library.Segment * len(segments))()
+    for slot, (key, offset, elements) in zip(array, segments):
+        slot.key, slot.offset, slot.elements = key, offset, elements
+    return array
+
+
+def setting(name, face="paceline"):
+    """The value of a setting by canonical name ("topk_ratio") as text; "" when there is no such setting."""
+    return _library.read_text(_library.load().paceline_setting, face.encode(), name.encode())
+
+
+def check_settings(face="paceline"):
+    """Checks the environment. Returns the warnings as a list; raises InvalidArgumentError that names the variable."""
+    library = _library.load()
+    text = ctypes.create_string_buffer(1 << 16)
+    code = library.paceline_settings_check(face.encode(), text, len(text))
+    if code:
+        raise from_code(code, _text(library.paceline_error(None)))
+    return [line for line in _text(text.value).splitlines() if line]
+
+
+def _uint64s(numbers):
+    return (c_uint64 * len(numbers))(*numbers)
+
+
+def _text(raw):
+    return raw.decode("utf-8", "replace") if raw else ""
+
+
+def _serve(reference):
+    """The completion thread: ends when the communicator is closed or gone."""
+    results = (_library.Result * _WATCH_BATCH)()
+    for result in results:
+        result.struct_size = ctypes.sizeof(_library.Result)
+    while True:
+        communicator = reference()
+        if communicator is None or communicator._closing:
+            return
+        library, handle = communicator._library, communicator._handle
+        count = library.paceline_wait_any(handle, _WATCH_SECONDS, results, _WATCH_BATCH)
+        if count < 0:
+            return
+        for result in results[:count]:
+            with communicator._lock:
+                callback, _keep = communicator._watched.pop(result.op, (None, None))
+            if callback is None:
+                continue
+            error = from_code(result.code, communicator._sentence(handle, result.op)) if result.code else None
+            callback(error, bool(result.finite))
+            del callback, _keep
+        del communicator
+
+
+_live = weakref.WeakSet()
+
+
+def _close_all():
+    """At interpreter exit: after an exception the other ranks are told at once, otherwise an orderly end."""
+    failed = getattr(sys, "last_value", None)
+    for communicator in list(_live):
+        if failed is not None:
+            communicator.abort(
+                f"rank {communicator.rank} (host {socket.gethostname()}) ended with {type(failed).__name__}: {failed}"
+            )
+        communicator.close()
+
+
+def _forget_all():
+    """In a forked child the parent's handles must not be touched."""
+    for communicator in list(_live):
+        communicator._handle = None
+    _live.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,41 @@
+"""GradScaler and residuals: a skipped step takes its residuals back, a new loss scale rescales them."""
+
+import functools
+
+from paceline.torch._residuals import ResidualSteps
+
+
+def patch(scaler_class):
+    """Wraps step() and update() of a GradScaler class; does nothing while no communicator keeps residuals."""
+    if "_paceline_patched" in scaler_class.__dict__:
+        return
+    scaler_class._paceline_patched = True
+    step, update = scaler_class.step, scaler_class.update
+
+    @functools.wraps(step)
+    def step_with_residuals(self, optimizer, *args, **kwargs):
+        result = step(self, optimizer, *args, **kwargs)
+        steps = ResidualSteps.every() if self.is_enabled() else []
+        if steps and _found_inf(self, optimizer):
+            for one in steps:
+                one.rollback()
+        return result
+
+    @functools.wraps(update)
+    def update_with_residuals(self, *args, **kwargs):
+        steps = ResidualSteps.every() if self.is_enabled() else []
+        before = self.get_scale() if steps else 1.0
+        result = update(self, *args, **kwargs)
+        after = self.get_scale() if steps else 1.0
+        if after != before and before > 0:
+            for one in steps:
+                one.scale(after / before)
+        return result
+
+    scaler_class.step = step_with_residuals
+    scaler_class.update = update_with_residuals
+
+
+def _found_inf(scaler, optimizer):
+    state = scaler._per_optimizer_states[id(optimizer)]
+    return any(found.item() for found in state["found_inf_per_device"].values())

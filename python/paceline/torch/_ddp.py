@@ -1,0 +1,319 @@
+"""DistributedDataParallel through Paceline: a comm hook that every new model gets.
+
+forward() stays untouched, so torch.compile sees DDP as it is. A bucket is all-reduced in place while the backward
+pass goes on; when the pass ends, just before DDP's own finalizer, the calling thread waits for the operations
+itself: no other thread has to be woken, and a failure is raised from backward() with its own type.
+"""
+
+import functools
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from paceline import _state
+from paceline import communicator as core
+from paceline.errors import PacelineError, UnsupportedError
+from paceline.torch import _endpoints, _residuals
+from paceline.torch._dtypes import flat_view
+
+_attached = weakref.WeakKeyDictionary()
+_hooked_before = weakref.WeakSet()
+_models = 0
+
+
+def attachment_of(ddp):
+    """The Attachment of a DistributedDataParallel, or a named error that says why there is none."""
+    found = _attached.get(ddp)
+    if found is None:
+        raise UnsupportedError(
+            "this model does not travel through Paceline (one rank, a CUDA model, PACELINE_DISABLE=1, or wrapped "
+            "before `import paceline.torch`)"
+        )
+    return found
+
+
+class Attachment:
+    """One DDP model's way: its endpoint, its parameters' keys, the operations of the backward pass under way."""
+
+    def __init__(self, ddp, endpoint):
+        global _models
+        self._ddp = weakref.ref(ddp)
+        self.endpoint = endpoint
+        self.delegate = None
+        self._running = []
+        self._layouts = {}
+        self._keys = {}
+        self._names = {}
+        for index, (name, parameter) in enumerate(ddp.module.named_parameters()):
+            self._keys[id(parameter)] = _models << 32 | index
+            self._names[id(parameter)] = name
+        self._model = _models
+        _models += 1
+        self.join_work = None
+
+    def process_group(self):
+        return self._ddp().process_group
+
+    def keyed_parameters(self):
+        """(name, parameter, residual key) of every parameter that DDP reduces."""
+        ddp = self._ddp()
+        for name, parameter in ddp.module.named_parameters():
+            if parameter.requires_grad and name not in ddp.parameters_to_ignore:
+                yield name, parameter, self._keys[id(parameter)]
+
+    def all_reduce(self, bucket):
+        """Submits the average of a bucket over the ranks; the future holds the bucket's own buffer."""
+        buffer = bucket.buffer()
+        if buffer.layout != torch.strided:
+            return _average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+        first = bucket.index() == 0
+        if first:
+            self._finish()  # what a backward pass that raised has left behind
+        dtype, flat = flat_view(buffer)
+        segments, name = self._layout(bucket)
+        steps = self.endpoint.steps
+        steps.submitted(first)
+        try:
+            op = self.endpoint.communicator.submit(
+                core.ALL_REDUCE,
+                dtype=dtype,
+                input=flat.data_ptr(),
+                output=flat.data_ptr(),
+                count=flat.numel(),
+                reduce_op=core.AVERAGE,
+                group=self.endpoint.group,
+                codec=core.CODEC_SETTINGS if buffer.dtype == torch.float32 else core.CODEC_NONE,
+                segments=segments,
+                name=name,
+                shape=str(list(buffer.shape)),
+            )
+        except BaseException:
+            steps.ended(True)
+            raise
+        future = Future()
+        self._running.append((op, future, buffer, flat))
+        if bucket.is_last():
+            self._finish_with_backward()
+        return future
+
+    def _finish_with_backward(self):
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        except RuntimeError:  # not in a backward pass: a joined rank shadows the others' buckets
+            self._watch()
+
+    def _finish(self):
+        """Waits for the operations of this backward pass, on the thread that runs it."""
+        running, self._running = self._running, []
+        if not running:
+            return
+        factor = self._join_factor()
+        finite = True
+        try:
+            for op, future, buffer, _ in running:
+                finite = self.endpoint.communicator.wait(op) and finite
+                if factor is not None:
+                    buffer.mul_(factor)
+                future.set_result(buffer)
+        finally:
+            self.endpoint.steps.ended(finite, len(running))
+
+    def _watch(self):
+        """Completes the futures from the completion thread."""
+        running, self._running = self._running, []
+        for op, future, buffer, flat in running:
+            self.endpoint.communicator.watch(op, _Completion(future, buffer, self.endpoint.steps), flat)
+
+    def _join_factor(self):
+        """join(divide_by_initial_world_size=False): the mean over the ranks that still have inputs."""
+        work, self.join_work = self.join_work, None
+        ddp = self._ddp()
+        if work is None or ddp is None or getattr(ddp, "_divide_by_initial_world_size", True):
+            return None
+        work.wait()
+        return self.endpoint.size / _first_tensor(work).item()
+
+    def _layout(self, bucket):
+        """The bucket's segments (top-k only) and its name for messages, kept while its parameters stay the same."""
+        if not self.endpoint.steps.enabled:
+            key = bucket.index()
+            if key not in self._layouts:
+                self._layouts[key] = (None, f"bucket {key} of model {self._model}")
+            return self._layouts[key]
+        parameters = bucket.parameters()
+        key = tuple(map(id, parameters))
+        if key not in self._layouts:
+            names = [self._names.get(i, "?") for i in key]
+            span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+            segments = core.segment_array([(self._keys[id(p)], 0, p.numel()) for p in parameters])
+            self._layouts[key] = (segments, f"bucket {bucket.index()} of model {self._model} ({span})")
+        return self._layouts[key]
+
+
+class _Completion:
+    def __init__(self, future, buffer, steps):
+        self.future, self.buffer, self.steps = future, buffer, steps
+
+    def __call__(self, error, finite):
+        self.steps.ended(finite and error is None)
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(self.buffer)
+
+
+def paceline_hook(state, bucket):
+    """The hook that DDP calls; a user's own hook, registered later, takes its place."""
+    if state.delegate is not None:
+        hook, hook_state = state.delegate
+        return hook(hook_state, bucket)
+    return state.all_reduce(bucket)
+
+
+def attach(ddp):
+    """Gives a DDP model its way through Paceline, where one applies."""
+    if ddp in _attached or ddp in _hooked_before:
+        return
+    group = ddp.process_group
+    if dist.get_world_size(group) <= 1:
+        return
+    rank = dist.get_rank(group)
+    if ddp.device_type != "cpu":
+        _state.say_once(
+            rank, f"this build accelerates CPU models; the model on '{ddp.device_type}' keeps torch's own all-reduce"
+        )
+        return
+    endpoint = _endpoints.of(group)
+    attachment = Attachment(ddp, endpoint)
+    ddp.logger._set_comm_hook_name("paceline")
+    dist._register_comm_hook(ddp.reducer, attachment, paceline_hook)
+    _attached[ddp] = attachment
+
+
+def patch(module):
+    """Patches torch.nn.parallel.distributed (called when it has been imported)."""
+    cls = module.DistributedDataParallel
+    if "_paceline_patched" in cls.__dict__:
+        return
+    cls._paceline_patched = True
+    _wrap_after(cls, "__init__")
+    _wrap_after(cls, "__setstate__")
+    _wrap_register(cls)
+    _wrap_register_builtin(cls)
+    _wrap_notify(module)
+
+
+def _wrap_after(cls, name):
+    original = getattr(cls, name)
+
+    @functools.wraps(original)
+    def wrapper(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        if not _state.disabled() and getattr(self, "reducer", None) is not None:
+            attach(self)
+
+    setattr(cls, name, wrapper)
+
+
+def _wrap_register(cls):
+    original = cls.register_comm_hook
+
+    @functools.wraps(original)
+    def register_comm_hook(self, state, hook):
+        attachment = _attached.get(self)
+        if attachment is None:
+            original(self, state, hook)
+            _hooked_before.add(self)
+            return
+        if attachment.delegate is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self._check_comm_hook(hook)
+        _hand_over(self, attachment, hook, state)
+
+    cls.register_comm_hook = register_comm_hook
+
+
+def _wrap_register_builtin(cls):
+    original = cls._register_builtin_comm_hook
+
+    @functools.wraps(original)
+    def _register_builtin_comm_hook(self, comm_hook_type):
+        attachment = _attached.get(self)
+        if attachment is None:
+            original(self, comm_hook_type)
+            _hooked_before.add(self)
+            return
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        by_type = {
+            dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+            dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+        }
+        _hand_over(self, attachment, by_type[comm_hook_type], self.process_group)
+
+    cls._register_builtin_comm_hook = _register_builtin_comm_hook
+
+
+def _hand_over(ddp, attachment, hook, state):
+    name = getattr(hook, "__qualname__", type(hook).__name__)
+    ddp.logger._set_comm_hook_name(name)
+    if hasattr(ddp, "_comm_hooks"):
+        ddp._comm_hooks.append((hook, state))
+    attachment.delegate = (hook, state)
+    _state.say_once(
+        attachment.endpoint.rank,
+        f"the script registered its own comm hook '{name}': this model's gradients travel by it, not by Paceline",
+    )
+
+
+def _wrap_notify(module):
+    """join() tells through this all-reduce how many ranks still have inputs."""
+    original = module.Join.notify_join_context
+
+    def notify_join_context(joinable):
+        work = original(joinable)
+        attachment = _attached.get(joinable) if isinstance(joinable, module.DistributedDataParallel) else None
+        if attachment is not None:
+            attachment.join_work = work
+        return work
+
+    module.Join.notify_join_context = staticmethod(notify_join_context)
+
+
+def _first_tensor(work):
+    try:
+        return work.result()[0]
+    except (RuntimeError, NotImplementedError):
+        value = work.get_future().value()
+        return value[0] if isinstance(value, (list, tuple)) else value
+
+
+def _average_by_process_group(group, buffer, size):
+    """Sparse gradients travel as torch's own process group carries them."""
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+
+    def average(future):
+        value = future.value()
+        return (value[0] if isinstance(value, (list, tuple)) else value).div_(size)
+
+    return work.get_future().then(average)
+
+
+def residual_state_dict(model, all_ranks=False):
+    """The residuals of a DDP model's parameters, for a checkpoint.
+
+    Keyed by the parameter's name in the wrapped module; float32 tensors of the parameter's shape. Every rank has
+    its own residuals: save the result on every rank, or pass all_ranks=True on every rank (collective) and save
+    it on one; only that form can be loaded by another number of ranks.
+    """
+    return _residuals.read_state(attachment_of(model), all_ranks)
+
+
+def load_residual_state_dict(model, state):
+    """Puts residuals from residual_state_dict() back. Raises InvalidArgumentError that names what differs."""
+    _residuals.write_state(attachment_of(model), state)
+
+
+__all__ = ["PacelineError", "attach", "load_residual_state_dict", "patch", "residual_state_dict"]

@@ -1,0 +1,103 @@
+"""Which communicator and group carry the operations of a torch process group.
+
+The process group of backend "paceline" brings its own. For any other backend (Gloo …) a communicator over exactly
+its ranks is made when it is first needed, by way of the default process group's store; so only the ranks that use
+it take part.
+"""
+
+import torch.distributed as dist
+
+from paceline import _state
+from paceline import communicator as core
+from paceline.torch._residuals import ResidualSteps
+from paceline.torch._stores import TorchStore
+
+_endpoints = {}
+_created = {}
+
+
+class Endpoint:
+    """A communicator, the group on it, and the state of the step under way."""
+
+    def __init__(self, communicator, group=0, rank=None, size=None):
+        self.communicator = communicator
+        self.group = group
+        self.rank = communicator.rank if rank is None else rank
+        self.size = communicator.size if size is None else size
+        self.steps = ResidualSteps.of(communicator)
+
+
+def of(process_group):
+    """The endpoint of a process group. The first call for a group is collective over its ranks."""
+    _prune()
+    endpoint = _endpoints.get(process_group)
+    if endpoint is None:
+        endpoint = _native(process_group) or Endpoint(_connect(process_group))
+        _endpoints[process_group] = endpoint
+    return endpoint
+
+
+def make_communicator(rank, size, store, prefix, timeout=0.0):
+    """Creates a communicator, prints the start-up line and the settings' warnings once, on rank 0."""
+    for warning in core.check_settings(_state.face):
+        _state.say_once(rank, warning)
+    serial = _created.get(prefix, 0)
+    _created[prefix] = serial + 1
+    communicator = core.Communicator(
+        rank=rank,
+        size=size,
+        store=None if store is None else TorchStore(store),
+        prefix=f"{prefix}/{serial}",
+        face=_state.face,
+        timeout=timeout,
+    )
+    line = communicator.describe()
+    _state.say_once(rank, line[len("paceline: ") :] if line.startswith("paceline: ") else line)
+    return communicator
+
+
+def close(process_group=None):
+    """Closes the communicators of one process group, or of all."""
+    for key in [k for k in _endpoints if process_group is None or k is process_group]:
+        endpoint = _endpoints.pop(key)
+        if _native(key) is None:
+            endpoint.communicator.close()
+
+
+def group_ranks(process_group):
+    """The global ranks of a process group, in its own order."""
+    if hasattr(dist, "get_process_group_ranks"):
+        return dist.get_process_group_ranks(process_group)
+    ranks = dist.distributed_c10d._pg_group_ranks[process_group]
+    return sorted(ranks, key=ranks.get)
+
+
+def _connect(process_group):
+    ranks = group_ranks(process_group)
+    world = dist.get_world_size()
+    prefix = "world" if len(ranks) == world else "ranks-" + "-".join(map(str, ranks))
+    return make_communicator(
+        ranks.index(dist.get_rank()), len(ranks), dist.distributed_c10d._get_default_store(), f"paceline/ddp/{prefix}"
+    )
+
+
+def _native(process_group):
+    """The endpoint that a process group of backend "paceline" brings along, or None."""
+    import torch
+
+    own = getattr(process_group, "paceline_endpoint", None)
+    if own is not None:
+        return own
+    try:
+        backend = process_group._get_backend(torch.device("cpu"))
+    except (AttributeError, RuntimeError):
+        return None
+    return getattr(backend, "paceline_endpoint", None)
+
+
+def _prune():
+    """Process groups that were destroyed behind our back."""
+    world = getattr(dist.distributed_c10d, "_world", None)
+    known = world.pg_map if world is not None else dist.distributed_c10d._pg_map
+    for key in [k for k in _endpoints if k not in known]:
+        close(key)

@@ -1,0 +1,127 @@
+"""Residuals of top-k: when a step's are kept, taken back and rescaled; checkpoints.
+
+A step is one backward pass with communication. Its residuals are kept when the next one begins (or a checkpoint
+reads them); they return to their values before it when an Inf or NaN was seen, by top-k itself or by GradScaler,
+because the gradients that travelled are then dropped.
+"""
+
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from paceline import _state
+from paceline import communicator as core
+from paceline.errors import InvalidArgumentError
+
+_steps = weakref.WeakKeyDictionary()
+
+
+class ResidualSteps:
+    """The step under way on one communicator; does nothing unless top-k is on."""
+
+    def __init__(self, communicator):
+        self._communicator = weakref.ref(communicator)
+        self.enabled = core.setting("codec", _state.face) == "topk"
+        self._running = 0
+        self._finite = True
+        self._pending = False
+
+    @classmethod
+    def of(cls, communicator):
+        if communicator not in _steps:
+            _steps[communicator] = cls(communicator)
+        return _steps[communicator]
+
+    @staticmethod
+    def every():
+        return [s for s in _steps.values() if s.enabled and s._alive() is not None]
+
+    def submitted(self, first):
+        """An operation is about to be submitted; `first`: of its model's backward pass."""
+        if not self.enabled:
+            return
+        if first and self._running == 0:
+            self.commit()
+        self._running += 1
+
+    def ended(self, finite, operations=1):
+        """Operations have ended. The last one of the backward pass settles the step when it was not finite."""
+        if not self.enabled:
+            return
+        self._running -= operations
+        self._finite = self._finite and finite
+        self._pending = True
+        if self._running == 0 and not self._finite:
+            self.rollback()
+
+    def commit(self):
+        if self._pending and self._running == 0:
+            self._pending, self._finite = False, True
+            self._alive().commit_residuals()
+
+    def rollback(self):
+        if self._pending and self._running == 0:
+            self._pending, self._finite = False, True
+            self._alive().rollback_residuals()
+
+    def scale(self, factor):
+        self.commit()
+        self._alive().scale_residuals(factor)
+
+    def _alive(self):
+        communicator = self._communicator()
+        return None if communicator is None or communicator.closed else communicator
+
+
+def read_state(attachment, all_ranks):
+    """See paceline.torch.residual_state_dict."""
+    endpoint = attachment.endpoint
+    endpoint.steps.commit()
+    residuals = {}
+    for name, parameter, key in attachment.keyed_parameters():
+        residual = torch.zeros(parameter.shape, dtype=torch.float32)
+        endpoint.communicator.read_residual(key, residual.data_ptr(), residual.numel())
+        residuals[name] = residual
+    if not all_ranks:
+        return {"world_size": endpoint.size, "rank": endpoint.rank, "residuals": residuals}
+    gathered = [None] * endpoint.size
+    dist.all_gather_object(gathered, residuals, group=attachment.process_group())
+    return {"world_size": endpoint.size, "all_ranks": gathered}
+
+
+def write_state(attachment, state):
+    """See paceline.torch.load_residual_state_dict."""
+    endpoint = attachment.endpoint
+    residuals = _for_rank(state, endpoint.rank, endpoint.size)
+    wanted = {name: (parameter, key) for name, parameter, key in attachment.keyed_parameters()}
+    if set(residuals) != set(wanted):
+        odd = sorted(set(residuals) ^ set(wanted))
+        raise InvalidArgumentError(
+            f"residual state and model differ in the parameters {', '.join(odd[:5])}; load the state of this model"
+        )
+    for name, residual in residuals.items():
+        parameter, _ = wanted[name]
+        if residual.shape != parameter.shape:
+            raise InvalidArgumentError(
+                f"residual of '{name}' has shape {list(residual.shape)}, the parameter {list(parameter.shape)}"
+            )
+    endpoint.steps.commit()
+    for name, residual in residuals.items():
+        dense = residual.detach().to(device="cpu", dtype=torch.float32).contiguous()
+        endpoint.communicator.write_residual(wanted[name][1], dense.data_ptr(), dense.numel())
+
+
+def _for_rank(state, rank, size):
+    """This rank's residuals; after a resize every rank takes the mean, which keeps what the next step averages."""
+    if "all_ranks" in state:
+        ranks = state["all_ranks"]
+        if len(ranks) == size:
+            return ranks[rank]
+        return {name: sum(r[name] for r in ranks) / len(ranks) for name in ranks[0]}
+    if state.get("world_size") != size or state.get("rank") != rank:
+        raise InvalidArgumentError(
+            f"residual state of rank {state.get('rank')} of {state.get('world_size')} can't be loaded on rank {rank} "
+            f"of {size}; every rank loads its own, or save with residual_state_dict(model, all_ranks=True)"
+        )
+    return state["residuals"]

@@ -1,0 +1,173 @@
+"""What a collective of the process group hands back: torch's Work over operations of the engine."""
+
+import threading
+
+import torch.distributed as dist
+from torch.futures import Future
+
+from paceline.errors import PacelineError
+
+_Work = dist.Work if hasattr(dist, "Work") else dist._Work
+_named = {}
+
+
+def as_torch_error(error):
+    """The same error, caught by `except torch.distributed.DistBackendError` as well, where torch has that."""
+    base = getattr(dist, "DistBackendError", None)
+    if base is None or not isinstance(error, PacelineError) or isinstance(error, base):
+        return error
+    kind = type(error)
+    if kind not in _named:
+        _named[kind] = type(kind.__name__, (kind, base), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    return _named[kind](str(error))
+
+
+class PacelineWork(_Work):
+    """One or more operations and what is to be done once they have ended (results copied out).
+
+    wait() waits on the calling thread; only get_future() hands the operations to the completion thread. Dropped
+    without either, the operations still finish, and their memory lives until then.
+    """
+
+    def __init__(self, communicator, operations, finish=None, keep=None, result=(), forget=None):
+        super().__init__()
+        self._communicator = communicator
+        self._operations = list(operations)
+        self._finish = finish
+        self._keep = keep
+        self._result = list(result)
+        self._forget = forget
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._future = None
+        self._watching = 0
+        self._error = None
+        if not self._operations:
+            self._end(None)
+
+    def wait(self, timeout=None):
+        seconds = timeout.total_seconds() if timeout is not None else -1.0
+        seconds = seconds if seconds > 0 else -1.0
+        with self._lock:
+            watched = self._watching > 0
+            if not watched and not self._ended.is_set():
+                self._end(self._wait_here(seconds))
+        if watched and not self._ended.wait(None if seconds < 0 else seconds):
+            raise as_torch_error(dist_timeout(seconds))
+        self._release()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def get_future(self):
+        with self._lock:
+            if self._future is None:
+                self._future = Future()
+                if self._ended.is_set():
+                    self._settle()
+                else:
+                    self._watch()
+        self._release()
+        return _raising(self._future)
+
+    getFuture = get_future
+
+    def is_completed(self):
+        if self._ended.is_set():
+            return True
+        with self._lock:
+            if self._watching == 0 and all(self._communicator.test(op) for op in self._operations):
+                self._end(self._wait_here(-1.0))
+        return self._ended.is_set()
+
+    def is_success(self):
+        return self.is_completed() and self._error is None
+
+    def exception(self):
+        return self._error
+
+    def result(self):
+        return self._result
+
+    def synchronize(self):
+        self.wait()
+
+    def _source_rank(self):
+        return -1
+
+    def _wait_here(self, seconds):
+        error = None
+        for op in self._operations:
+            try:
+                self._communicator.wait(op, seconds)
+            except PacelineError as failure:
+                error = error or failure
+        return error
+
+    def _watch(self):
+        self._watching = len(self._operations)
+        failures = []
+
+        def ended(error, _finite):
+            if error is not None:
+                failures.append(error)
+            self._watching -= 1
+            if self._watching == 0:
+                self._end(failures[0] if failures else None)
+
+        for op in self._operations:
+            try:
+                self._communicator.watch(op, ended, keep=self)
+            except PacelineError as failure:
+                ended(failure, True)
+
+    def _end(self, error):
+        try:
+            if error is None and self._finish is not None:
+                self._finish()
+        except Exception as failure:
+            error = failure
+        self._error = as_torch_error(error) if error is not None else None
+        self._finish = self._keep = None
+        self._ended.set()
+        if self._future is not None:
+            self._settle()
+
+    def _settle(self):
+        if self._error is not None:
+            self._future.set_result(self._error)
+        else:
+            self._future.set_result(self._result)
+
+    def _release(self):
+        forget, self._forget = self._forget, None
+        if forget is not None:
+            forget(self)
+
+    def __del__(self):
+        if not self._ended.is_set() and self._watching == 0 and not self._communicator.closed:
+            keep = (self._keep, self._finish, self._result)
+            for op in self._operations:
+                self._communicator.watch(op, _drop, keep=keep)
+
+
+def dist_timeout(seconds):
+    from paceline.errors import TimeoutError
+
+    return TimeoutError(f"the operation has not ended within the {seconds:g} s given to wait()")
+
+
+def _raising(future):
+    """A future that raises what the operation raised, for waiters in Python and in C++ alike."""
+
+    def value_or_raise(done):
+        value = done.value()
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    return future.then(value_or_raise)
+
+
+def _drop(_error, _finite):
+    """Completion of an operation that nobody waits for."""
