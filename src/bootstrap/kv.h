@@ -18,6 +18,10 @@ class KeyValue {
   virtual ~KeyValue() = default;
   /// Publishes; a key is written once. May be buffered until the next poll().
   virtual Status put(const std::string& key, const std::string& value) = 0;
+  /// What this rank has put is to be seen by all others' get()s. Collective: every rank calls it
+  /// equally often (the MPI launchers' spaces need that; others do nothing). Later get()s give
+  /// nothing until it has happened.
+  virtual Status fence() { return {}; }
   /// The value, nothing yet (ask again), or why it can't be had.
   virtual Result<std::optional<std::string>> get(const std::string& key) = 0;
   /// Moves outstanding requests; call between get()s.
