@@ -1,0 +1,190 @@
+#include "wire/shm/allocator.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/log.h"
+
+namespace paceline::wire::shm {
+namespace {
+
+constexpr uint64_t kSmallest = 64;
+constexpr uint64_t kLeastCapacity = 64ULL * 1024 * 1024;
+
+uint64_t physical_memory() {
+  auto pages = ::sysconf(_SC_PHYS_PAGES);
+  return pages > 0 ? static_cast<uint64_t>(pages) * page_size() : kLeastCapacity;
+}
+
+uint64_t alignment_for(uint64_t bytes) {
+  if (bytes >= kHugePage) return kHugePage;
+  return bytes >= page_size() ? page_size() : kSmallest;
+}
+
+}  // namespace
+
+ShmAllocator::~ShmAllocator() {
+  for (auto& [memory, bytes] : private_) std::free(memory);
+}
+
+bool ShmAllocator::open() {
+  if (opened_) return base_.load(std::memory_order_relaxed) != nullptr;
+  opened_ = true;
+  uint64_t capacity = options_.capacity != 0 ? options_.capacity : physical_memory();
+  capacity = round_up(std::max(capacity, page_size()), page_size());
+  // A limit on address space or file size: less is better than nothing.
+  for (;; capacity = round_up(capacity / 2, page_size())) {
+    auto made = SharedMemory::create(capacity, SharedMemory::Pages::kSparse, options_.sources);
+    if (made.is_ok()) {
+      memory_ = std::move(made).value();
+      break;
+    }
+    if (capacity / 2 < kLeastCapacity) {
+      why_private_ = made.status().message();
+      return false;
+    }
+  }
+  if (options_.huge_pages) (void)::madvise(memory_.data(), memory_.size(), MADV_HUGEPAGE);
+  insert_free(0, memory_.size());
+  size_.store(memory_.size(), std::memory_order_relaxed);
+  base_.store(memory_.data(), std::memory_order_release);
+  return true;
+}
+
+void* ShmAllocator::allocate(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (void* shared = take(bytes)) return shared;
+  if (log::first("shm-private-memory")) {
+    log::warning("buffers that ranks of this node could share are private memory instead: {}",
+                 why_private_);
+  }
+  const uint64_t size = round_up(std::max(bytes, kSmallest), kSmallest);
+  void* memory = std::aligned_alloc(kSmallest, size);
+  if (memory != nullptr) private_.emplace(memory, size), in_use_ += size;
+  return memory;
+}
+
+void* ShmAllocator::allocate_shared(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  return take(bytes);
+}
+
+void* ShmAllocator::take(uint64_t bytes) {
+  if (!open()) return nullptr;
+  if (bytes > memory_.size()) {
+    why_private_ = fmt::format("{} bytes are more than the {} set aside", bytes, memory_.size());
+    return nullptr;
+  }
+  bytes = std::max<uint64_t>(bytes, 1);
+  bytes = round_up(bytes, bytes >= page_size() ? page_size() : kSmallest);
+  const uint64_t alignment = alignment_for(bytes);
+  for (auto at = free_by_size_.lower_bound({bytes, 0}); at != free_by_size_.end(); ++at) {
+    const auto [size, offset] = *at;
+    const uint64_t begin = round_up(offset, alignment);
+    if (begin + bytes > offset + size) continue;
+    const uint64_t first_page = begin / page_size() * page_size();
+    const uint64_t end_page = round_up(begin + bytes, page_size());
+    erase_free(offset, size);
+    if (begin > offset) insert_free(offset, begin - offset);
+    if (offset + size > begin + bytes) insert_free(begin + bytes, offset + size - begin - bytes);
+    if (auto status = memory_.reserve(first_page, end_page - first_page); !status.is_ok()) {
+      why_private_ = status.message();
+      give(begin, bytes);
+      return nullptr;
+    }
+    used_.emplace(begin, bytes);
+    in_use_ += bytes;
+    return memory_.data() + begin;
+  }
+  why_private_ = fmt::format("no {} bytes in one piece are left of {}", bytes, memory_.size());
+  return nullptr;
+}
+
+bool ShmAllocator::free(void* memory) {
+  if (memory == nullptr) return true;
+  std::lock_guard lock(mutex_);
+  if (auto found = private_.find(memory); found != private_.end()) {
+    in_use_ -= found->second;
+    private_.erase(found);
+    std::free(memory);
+    return true;
+  }
+  auto offset = offset_of(memory, 1);
+  if (!offset) return false;
+  auto found = used_.find(*offset);
+  if (found == used_.end()) return false;
+  const uint64_t bytes = found->second;
+  used_.erase(found);
+  in_use_ -= bytes;
+  give(*offset, bytes);
+  return true;
+}
+
+/// Joins the range with its free neighbours and returns the pages that hold nothing else any more.
+void ShmAllocator::give(uint64_t offset, uint64_t bytes) {
+  uint64_t begin = offset;
+  uint64_t end = offset + bytes;
+  auto next = free_.lower_bound(offset);
+  if (next != free_.end() && next->first == end) {
+    const uint64_t size = next->second;
+    end += size;
+    erase_free(offset + bytes, size);
+    next = free_.lower_bound(offset);
+  }
+  if (next != free_.begin()) {
+    auto before = std::prev(next);
+    if (before->first + before->second == begin) {
+      const uint64_t from = before->first;
+      erase_free(from, before->second);
+      begin = from;
+    }
+  }
+  insert_free(begin, end - begin);
+  const uint64_t low = std::max(round_up(begin, page_size()), offset / page_size() * page_size());
+  const uint64_t high =
+      std::min(end / page_size() * page_size(), round_up(offset + bytes, page_size()));
+  if (high > low) memory_.release(low, high - low);
+}
+
+void ShmAllocator::insert_free(uint64_t offset, uint64_t bytes) {
+  free_.emplace(offset, bytes);
+  free_by_size_.emplace(bytes, offset);
+}
+
+void ShmAllocator::erase_free(uint64_t offset, uint64_t bytes) {
+  free_.erase(offset);
+  free_by_size_.erase({bytes, offset});
+}
+
+std::optional<uint64_t> ShmAllocator::offset_of(const void* data, uint64_t bytes) const {
+  const auto* base = base_.load(std::memory_order_acquire);
+  if (base == nullptr) return std::nullopt;
+  const auto begin = reinterpret_cast<uintptr_t>(base);
+  const auto at = reinterpret_cast<uintptr_t>(data);
+  const uint64_t size = size_.load(std::memory_order_relaxed);
+  if (at < begin || at - begin > size || bytes > size - (at - begin)) return std::nullopt;
+  return at - begin;
+}
+
+int ShmAllocator::fd() const {
+  std::lock_guard lock(mutex_);
+  return memory_.fd();
+}
+
+uint64_t ShmAllocator::capacity() const { return size_.load(std::memory_order_acquire); }
+
+uint64_t ShmAllocator::bytes_in_use() const {
+  std::lock_guard lock(mutex_);
+  return in_use_;
+}
+
+std::string ShmAllocator::describe() const {
+  std::lock_guard lock(mutex_);
+  if (memory_.size() != 0) return memory_.source();
+  return opened_ ? "private memory (" + why_private_ + ")" : "not used yet";
+}
+
+}  // namespace paceline::wire::shm

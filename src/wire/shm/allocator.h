@@ -1,0 +1,81 @@
+// Memory that the other ranks of the node can read in place.
+//
+// One sparse piece of shared memory holds all allocations of a process, so a peer maps it once and
+// an address in it is an offset. Pages come with an allocation (huge pages where they fit, touched
+// by the allocating thread, so they lie on its NUMA node) and go back to the system when it is
+// freed.
+//
+// Thread-safe. Where no shared memory is to be had, allocations are private memory: slower, never
+// wrong; it is said once.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "wire/shm/memory.h"
+
+namespace paceline::wire::shm {
+
+struct AllocatorOptions {
+  /// Address space for all allocations together; 0: the machine's memory. Pages are taken only as
+  /// needed.
+  uint64_t capacity = 0;
+  bool huge_pages = true;
+  MemorySources sources;
+};
+
+class ShmAllocator {
+ public:
+  explicit ShmAllocator(AllocatorOptions options) : options_(std::move(options)) {}
+  ShmAllocator() : ShmAllocator(AllocatorOptions{}) {}
+  ~ShmAllocator();
+  ShmAllocator(const ShmAllocator&) = delete;
+  ShmAllocator& operator=(const ShmAllocator&) = delete;
+
+  /// At least `bytes` bytes, aligned to 64 (from 2 MiB on: to 2 MiB). nullptr: no memory at all.
+  [[nodiscard]] void* allocate(uint64_t bytes);
+  /// Memory of allocate(), or nullptr. False: it is neither (nothing was done).
+  bool free(void* memory);
+  /// Only from shared memory, for the channel's own buffers; nullptr where there is none.
+  [[nodiscard]] void* allocate_shared(uint64_t bytes);
+
+  /// Where [data, data + bytes) lies in the shared memory; nullopt: outside.
+  [[nodiscard]] std::optional<uint64_t> offset_of(const void* data, uint64_t bytes) const;
+  /// What a peer needs to map it. -1, 0 before the first allocation.
+  [[nodiscard]] int fd() const;
+  [[nodiscard]] uint64_t capacity() const;
+
+  [[nodiscard]] uint64_t bytes_in_use() const;
+  /// "memfd", "/dev/shm", "private memory (why)".
+  [[nodiscard]] std::string describe() const;
+
+ private:
+  bool open();
+  void* take(uint64_t bytes);
+  void give(uint64_t offset, uint64_t bytes);
+  void insert_free(uint64_t offset, uint64_t bytes);
+  void erase_free(uint64_t offset, uint64_t bytes);
+
+  AllocatorOptions options_;
+  mutable std::mutex mutex_;
+  bool opened_ = false;
+  std::string why_private_;
+  SharedMemory memory_;
+  std::atomic<std::byte*> base_{
+      nullptr};  ///< null until the memory is there; read without the lock
+  std::atomic<uint64_t> size_{0};
+  std::map<uint64_t, uint64_t> free_;                     ///< offset → bytes, never adjacent
+  std::set<std::pair<uint64_t, uint64_t>> free_by_size_;  ///< (bytes, offset)
+  std::map<uint64_t, uint64_t> used_;                     ///< offset → bytes
+  std::map<void*, uint64_t> private_;
+  uint64_t in_use_ = 0;
+};
+
+}  // namespace paceline::wire::shm

@@ -1,0 +1,170 @@
+// For this folder's tests: real processes, one a rank, that find each other through a page of
+// shared memory.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "wire/shm/shm_channel.h"
+
+namespace paceline::wire::shm::testing {
+
+inline constexpr int kMostRanks = 8;
+inline constexpr Time kPatience = 60 * kSecond;
+
+/// Shared by the processes of one test.
+struct Board {
+  std::atomic<uint32_t> announced[kMostRanks];
+  char address[kMostRanks][128];
+  std::atomic<uint64_t> flags[16];  ///< free for the test
+  std::atomic<uint32_t> barrier;
+};
+
+/// One rank: its channel, and simple blocking calls over it.
+class Node {
+ public:
+  Node(Board& board, ShmOptions options) : board(board), rank(options.rank), size(options.size) {
+    auto made = ShmChannel::create(std::move(options));
+    if (!made.is_ok()) {
+      std::fprintf(stderr, "%s\n", made.status().to_string().c_str());
+      std::_Exit(3);
+    }
+    channel = std::move(made).value();
+    auto r = static_cast<std::size_t>(rank);
+    std::strncpy(board.address[r], channel->address().c_str(), sizeof(board.address[r]) - 1);
+    board.announced[r].store(1);
+    for (int i = 0; i < size; ++i) {
+      while (board.announced[i].load() == 0) std::this_thread::yield();
+      if (i != rank) channel->set_peer(i, board.address[i], "host-" + std::to_string(i));
+    }
+  }
+
+  void step(bool block = false) {
+    channel->progress(clock.now(), events);
+    for (auto& c : events.completions) {
+      EXPECT_FALSE(done.contains(c.cookie)) << "cookie " << c.cookie << " completed twice";
+      done[c.cookie] = c;
+    }
+    for (auto& n : events.notes) notes.push_back(n);
+    for (auto& l : events.losses) losses.push_back(l);
+    const bool quiet = events.empty();
+    events.clear();
+    if (!block || !quiet || !channel->prepare_wait()) return;
+    const Time until = channel->next_timer();
+    const Time now = clock.now();
+    const int ms = until == kNever ? 1000
+                   : until <= now  ? 0
+                                   : static_cast<int>((until - now) / kMillisecond) + 1;
+    pollfd watched{channel->poll_fd(), POLLIN, 0};
+    if (::poll(&watched, 1, ms) == 0 && ms == 1000) ++idle_waits;
+  }
+  /// Drives the channel until `condition` holds; false after a minute.
+  template <class Condition>
+  bool until(Condition condition) {
+    const Time deadline = clock.now() + kPatience;
+    while (!condition()) {
+      if (clock.now() > deadline) return false;
+      step(sleepy);
+    }
+    return true;
+  }
+  Completion wait(uint64_t cookie) {
+    const bool came = until([&] { return done.contains(cookie); });
+    EXPECT_TRUE(came) << "rank " << rank << ": no completion of " << cookie;
+    if (!came) return {cookie, 0, Status(Code::kTimeout, "test")};
+    Completion c = done[cookie];
+    done.erase(cookie);
+    return c;
+  }
+  /// All ranks have come here; the channel moves meanwhile.
+  void meet() {
+    const uint32_t target = ++met * static_cast<uint32_t>(size);
+    board.barrier.fetch_add(1);
+    const Time deadline = clock.now() + kPatience;
+    while (board.barrier.load() < target) {
+      if (clock.now() > deadline) {
+        ADD_FAILURE() << "rank " << rank << ": the others don't come";
+        return;
+      }
+      step(false);
+      std::this_thread::yield();
+    }
+  }
+
+  Board& board;
+  Rank rank;
+  int size;
+  std::unique_ptr<ShmChannel> channel;
+  SteadyClock clock;
+  Events events;
+  std::map<uint64_t, Completion> done;
+  std::vector<Note> notes;
+  std::vector<Loss> losses;
+  bool sleepy = true;
+  int idle_waits = 0;
+  uint32_t met = 0;
+};
+
+using Body = std::function<void(Node&)>;
+using Tweak = std::function<void(ShmOptions&)>;
+
+inline Board* new_board() {
+  void* memory =
+      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return new (memory) Board();
+}
+
+/// Runs `body` in `ranks` processes; each must end well, but for those in `killed`.
+inline void run_ranks(int ranks, const Body& body, const Tweak& tweak = {},
+                      std::vector<Rank> killed = {}) {
+  Board* board = new_board();
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < ranks; ++rank) {
+    pid_t pid = ::fork();
+    if (pid == 0) {
+      ::alarm(100);
+      ShmOptions options;
+      options.rank = rank;
+      options.size = ranks;
+      options.secret = "a secret of this test";
+      options.version = "test 1";
+      if (tweak) tweak(options);
+      {
+        Node node(*board, options);
+        body(node);
+      }
+      std::fflush(nullptr);
+      std::_Exit(::testing::Test::HasFailure() ? 1 : 0);
+    }
+    children.push_back(pid);
+  }
+  for (int rank = 0; rank < ranks; ++rank) {
+    int status = 0;
+    ::waitpid(children[static_cast<std::size_t>(rank)], &status, 0);
+    const bool expected_kill = std::find(killed.begin(), killed.end(), rank) != killed.end();
+    if (expected_kill) {
+      EXPECT_TRUE(WIFSIGNALED(status)) << "rank " << rank;
+    } else {
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
+          << "rank " << rank << " ended with status " << status;
+    }
+  }
+  ::munmap(board, sizeof(Board));
+}
+
+}  // namespace paceline::wire::shm::testing

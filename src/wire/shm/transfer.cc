@@ -1,0 +1,226 @@
+// How the bytes of an offered message move: read by the receiver, or pushed piece by piece at its
+// request.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "wire/shm/conversation.h"
+
+namespace paceline::wire::shm {
+
+uint64_t Conversation::transfer(Status& status) {
+  const uint64_t pulled = pulls_.empty() ? 0 : step_pull(status);
+  if (!status.is_ok()) return pulled;
+  return pulled + (copies_.empty() ? 0 : step_copy());
+}
+
+// ---- receiving
+
+void Conversation::start_pull(const RecordHeader& offer, const Posted& posted) {
+  Pull pull{Way::kPieces, offer, posted, 0};
+  if (offer.in_arena != 0 && shared_.options.use_arena) {
+    // The announcement left before the offer did, so it is there by now.
+    if (!link_->has_arena()) (void)link_->read_socket();
+    if (!link_->arena(offer.where, offer.length).empty()) pull.way = Way::kArena;
+  }
+  if (pull.way == Way::kPieces && link_->can_read_memory()) pull.way = Way::kMemory;
+  if (pull.way == Way::kPieces) return ask_for_pieces(std::move(pull));
+  pulls_.push_back(std::move(pull));
+}
+
+void Conversation::ask_for_pieces(Pull pull) {
+  pull.way = Way::kPieces;
+  RecordHeader header;
+  header.type = RecordType::kPull;
+  header.id = pull.offer.id;
+  header.offset = pull.done;
+  header.in_arena = shared_.options.use_arena && !link_->arena_failed() ? 1 : 0;
+  piecewise_.emplace(pull.offer.id, std::move(pull));
+  post(header);
+}
+
+uint64_t Conversation::step_pull(Status& status) {
+  auto& pull = pulls_.front();
+  const uint64_t bytes = std::min(shared_.options.chunk_bytes, pull.offer.length - pull.done);
+  const uint64_t got = read_chunk(pull, bytes, status);
+  if (got == 0) return 0;
+  pull.done += got;
+  if (pull.done == pull.offer.length) {
+    // A process number can be given to another process: what was read counts only if the peer
+    // lives.
+    if (pull.way == Way::kMemory && !link_->alive()) {
+      status = {Code::kPeerLost, fmt::format("{} is gone: its process ended", name_)};
+      return got;
+    }
+    const Pull finished = std::move(pull);
+    pulls_.pop_front();
+    finish_pull(finished);
+  }
+  return got;
+}
+
+/// Returns 0 where the pull goes another way, or the peer is gone.
+uint64_t Conversation::read_chunk(Pull& pull, uint64_t bytes, Status& status) {
+  if (pull.way == Way::kArena) {
+    deliver(pull, link_->arena(pull.offer.where + pull.done, bytes));
+    return bytes;
+  }
+  const bool direct = pull.posted.inbox.sink == nullptr;
+  std::byte* into = direct ? pull.posted.inbox.into + pull.done : shared_.scratch.data();
+  const int error = link_->read_memory(pull.offer.spare + pull.done, into, bytes);
+  if (error == 0) {
+    if (!direct) deliver(pull, {into, bytes});
+    return bytes;
+  }
+  if (error == ESRCH) {
+    status = {Code::kPeerLost, fmt::format("{} is gone: its process ended", name_)};
+    return 0;
+  }
+  if (error != EFAULT) link_->forbid_read_memory(std::strerror(error));
+  Pull other = std::move(pull);
+  pulls_.pop_front();
+  if (!link_->still_lent()) {
+    finish_pull(other);
+  } else {
+    ask_for_pieces(std::move(other));  // memory of a kind that can't be read from outside
+  }
+  return 0;
+}
+
+void Conversation::deliver(const Pull& pull, std::span<const std::byte> data) const {
+  if (pull.posted.inbox.sink != nullptr) {
+    pull.posted.inbox.sink->consume(pull.done, data);
+  } else {
+    std::memcpy(pull.posted.inbox.into + pull.done, data.data(), data.size());
+  }
+}
+
+void Conversation::finish_pull(const Pull& pull) {
+  RecordHeader answer;
+  answer.type = RecordType::kTaken;
+  answer.id = pull.offer.id;
+  if (link_->still_lent()) {
+    shared_.counters.payload_received += pull.offer.length;
+    shared_.counters.wire_received += pull.way == Way::kPieces ? 0 : pull.offer.length;
+    complete(pull.posted.cookie, pull.offer.length, Status::ok());
+  } else {
+    answer.digest = static_cast<uint32_t>(Code::kAborted);
+    complete(pull.posted.cookie, 0,
+             {Code::kAborted, fmt::format("{} aborted while its message was read (tag {:#x})",
+                                          name_, pull.offer.tag)});
+  }
+  post(answer);
+}
+
+bool Conversation::on_piece(const RingReader::Record& record) {
+  const auto& header = record.header;
+  auto data = record.payload;
+  if (header.in_arena != 0) {
+    if (!link_->has_arena()) (void)link_->read_socket();
+    data = link_->arena(header.where, header.length);
+  }
+  if (data.empty() || !use_piece(header, data)) return false;
+  if (header.in_arena == 0) return true;
+  RecordHeader answer;
+  answer.type = RecordType::kFreed;
+  answer.where = header.where;
+  post(answer);
+  return true;
+}
+
+bool Conversation::use_piece(const RecordHeader& header, std::span<const std::byte> data) {
+  auto found = piecewise_.find(header.id);
+  if (found == piecewise_.end()) return !shared_.aborted.is_ok();
+  auto& pull = found->second;
+  const uint64_t rest = pull.offer.length - pull.done;
+  if (header.offset != pull.done || data.size() > rest ||
+      (data.size() != rest && data.size() % kPieceAlign != 0)) {
+    return false;
+  }
+  deliver(pull, data);
+  pull.done += data.size();
+  if (pull.done < pull.offer.length) return true;
+  const Pull finished = std::move(pull);
+  piecewise_.erase(found);
+  finish_pull(finished);
+  return true;
+}
+
+// ---- sending
+
+bool Conversation::on_pull(const RecordHeader& header) {
+  auto found = lent_.find(header.id);
+  if (found == lent_.end()) return !shared_.aborted.is_ok();
+  auto& lent = found->second;
+  if (lent.copying || header.offset >= lent.data.size() || header.offset % kPieceAlign != 0)
+    return false;
+  lent.copying = true;
+  copies_.push_back({header.id, header.offset, header.in_arena != 0 && shared_.options.use_arena});
+  return true;
+}
+
+Conversation::Slot* Conversation::free_slot() {
+  if (!slots_tried_) {
+    slots_tried_ = true;
+    auto& arena = *shared_.options.allocator;
+    for (uint32_t i = 0; i < shared_.options.slots; ++i) {
+      void* memory = arena.allocate_shared(shared_.options.slot_bytes);
+      if (memory != nullptr) slots_.push_back({static_cast<std::byte*>(memory), false});
+    }
+    if (!slots_.empty() && !link_->announce(arena)) release_slots();
+  }
+  for (auto& slot : slots_) {
+    if (!slot.busy) return &slot;
+  }
+  return nullptr;
+}
+
+void Conversation::release_slots() {
+  for (auto& slot : slots_) shared_.options.allocator->free(slot.data);
+  slots_.clear();
+}
+
+uint64_t Conversation::step_copy() {
+  auto& copy = copies_.front();
+  const auto data = lent_.at(copy.id).data.subspan(copy.offset);
+  RecordHeader header;
+  header.type = RecordType::kPiece;
+  header.id = copy.id;
+  header.offset = copy.offset;
+  uint64_t bytes = 0;
+  Slot* slot = copy.in_arena ? free_slot() : nullptr;
+  if (slot != nullptr) {
+    if (!link_->may_write(0)) return 0;
+    bytes = std::min<uint64_t>(data.size(), shared_.options.slot_bytes);
+    std::memcpy(slot->data, data.data(), bytes);
+    slot->busy = true;
+    header.in_arena = 1;
+    header.length = bytes;
+    header.where = *shared_.options.allocator->offset_of(slot->data, bytes);
+    (void)link_->write(header, {});
+  } else {
+    if (copy.in_arena && !slots_.empty()) return 0;  // a slot will come back
+    bytes = std::min<uint64_t>(data.size(), link_->payload_limit() / 2 / kPieceAlign * kPieceAlign);
+    if (!link_->may_write(bytes)) return 0;
+    (void)link_->write(header, data.first(bytes));
+  }
+  shared_.counters.wire_sent += sizeof(RecordHeader) + bytes;
+  copy.offset += bytes;
+  if (bytes == data.size()) copies_.pop_front();
+  return bytes;
+}
+
+bool Conversation::on_freed(const RecordHeader& header) {
+  for (auto& slot : slots_) {
+    auto offset = shared_.options.allocator->offset_of(slot.data, 1);
+    if (slot.busy && offset && *offset == header.where) {
+      slot.busy = false;
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace paceline::wire::shm
