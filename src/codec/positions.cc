@@ -1,0 +1,198 @@
+#include "codec/positions.h"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cstring>
+
+namespace paceline::codec::topk {
+
+void BitWriter::put(uint64_t bits, int count) {
+  word_ |= bits << filled_;
+  filled_ += count;
+  std::memcpy(out_, &word_, sizeof(word_));
+  const int bytes = filled_ >> 3;
+  out_ += bytes;
+  // Shifting by 64 is undefined; filled_ is at most 63 here (7 left over and 56 new).
+  word_ >>= bytes * 8;
+  filled_ &= 7;
+}
+
+void BitWriter::put_unary(uint64_t count) {
+  for (; count >= 56; count -= 56) put(0, 56);
+  put(uint64_t{1} << count, static_cast<int>(count) + 1);
+}
+
+uint64_t BitWriter::finish() {
+  if (filled_ > 0) {
+    std::memcpy(out_, &word_, 1);
+    ++out_;
+  }
+  return static_cast<uint64_t>(out_ - begin_);
+}
+
+namespace {
+
+/// Bits that the block's entries take with parameter `rice`, without the block's header.
+uint64_t block_cost(std::span<const uint32_t> positions, uint32_t start, int rice) {
+  uint64_t quotients = 0;
+  uint32_t next = start;
+  for (const uint32_t position : positions) {
+    quotients += (position - next) >> rice;
+    next = position + 1;
+  }
+  return quotients + positions.size() * static_cast<uint64_t>(rice + 1);
+}
+
+/// The best of the parameters around the mean gap's logarithm, and `fallback`, which bounds the
+/// whole encoding.
+int choose_rice(std::span<const uint32_t> positions, uint32_t start, int fallback) {
+  if (positions.empty()) return 0;
+  const uint64_t mean = (positions.back() - start + 1 - positions.size()) / positions.size();
+  const int middle = std::max(0, static_cast<int>(std::bit_width(mean)) - 1);
+  int best = fallback;
+  uint64_t least = block_cost(positions, start, fallback);
+  for (int rice = std::max(0, middle - 1); rice <= std::min(kMaxRice, middle + 1); ++rice) {
+    if (rice == fallback) continue;
+    const uint64_t cost = block_cost(positions, start, rice);
+    if (cost < least) {
+      least = cost;
+      best = rice;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+uint64_t encode_positions(std::span<const uint32_t> positions, uint64_t elements, std::byte* out) {
+  const int fallback = best_rice(elements, positions.size());
+  BitWriter writer(out);
+  std::size_t at = 0;
+  for (uint64_t start = 0; start < elements; start += kBlockElements) {
+    const uint64_t end = std::min(start + kBlockElements, elements);
+    std::size_t stop = at;
+    while (stop < positions.size() && positions[stop] < end) ++stop;
+    const auto block = positions.subspan(at, stop - at);
+    const int rice = choose_rice(block, static_cast<uint32_t>(start), fallback);
+    writer.put(static_cast<uint64_t>(rice) | static_cast<uint64_t>(block.size()) << kRiceBits,
+               kRiceBits + kCountBits);
+    auto next = static_cast<uint32_t>(start);
+    const uint32_t low_mask = (1U << rice) - 1;
+    for (const uint32_t position : block) {
+      const uint32_t gap = position - next;
+      const uint32_t quotient = gap >> rice;
+      if (quotient + 1 + static_cast<uint32_t>(rice) <= 56) {
+        writer.put((uint64_t{gap & low_mask} << 1 | 1) << quotient,
+                   static_cast<int>(quotient) + 1 + rice);
+      } else {
+        writer.put_unary(quotient);
+        writer.put(gap & low_mask, rice);
+      }
+      next = position + 1;
+    }
+    at = stop;
+  }
+  return writer.finish();
+}
+
+void PositionReader::refill() {
+  if (end_ - at_ >= 8) {
+    uint64_t bytes = 0;
+    std::memcpy(&bytes, at_, sizeof(bytes));
+    word_ |= bytes << available_;
+    const int taken = (63 - available_) >> 3;
+    at_ += taken;
+    available_ += taken * 8;
+    // Bits above available_ belong to bytes that will be read again: they are the same bits.
+    return;
+  }
+  while (available_ <= 56 && at_ != end_) {
+    word_ &= available_ == 0 ? 0 : ~uint64_t{0} >> (64 - available_);
+    word_ |= static_cast<uint64_t>(*at_++) << available_;
+    available_ += 8;
+  }
+}
+
+bool PositionReader::take(int count, uint64_t& bits) {
+  if (available_ < count) refill();
+  if (available_ < count) {
+    error_ = "its positions end too early";
+    return false;
+  }
+  bits = word_ & ((uint64_t{1} << count) - 1);
+  word_ >>= count;
+  available_ -= count;
+  return true;
+}
+
+bool PositionReader::take_unary(uint64_t limit, uint64_t& count) {
+  count = 0;
+  for (;;) {
+    if (available_ == 0) refill();
+    if (available_ == 0) {
+      error_ = "its positions end too early";
+      return false;
+    }
+    const int zeros = std::min(std::countr_zero(word_), available_);
+    count += static_cast<uint64_t>(zeros);
+    if (count > limit) {
+      error_ = "a position lies outside of its block";
+      return false;
+    }
+    if (zeros < available_) {
+      word_ >>= zeros;
+      word_ >>= 1;
+      available_ -= zeros + 1;
+      return true;
+    }
+    word_ = 0;
+    available_ = 0;
+  }
+}
+
+bool PositionReader::next_block() {
+  if (error_ != nullptr || block_ * kBlockElements >= elements_) return false;
+  block_start_ = block_ * kBlockElements;
+  block_length_ = std::min(kBlockElements, elements_ - block_start_);
+  ++block_;
+  cursor_ = 0;
+  uint64_t bits = 0;
+  if (!take(kRiceBits + kCountBits, bits)) return false;
+  rice_ = static_cast<int>(bits & ((1 << kRiceBits) - 1));
+  entries_ = static_cast<uint32_t>(bits >> kRiceBits);
+  if (rice_ > kMaxRice) error_ = "a block's Rice parameter is out of range";
+  if (entries_ > block_length_) error_ = "a block has more entries than elements";
+  return error_ == nullptr;
+}
+
+bool PositionReader::next(uint64_t& position) {
+  if (error_ != nullptr) return false;
+  uint64_t quotient = 0;
+  uint64_t low = 0;
+  if (available_ < 32) refill();
+  if (!take_unary((block_length_ - cursor_) >> rice_, quotient) || !take(rice_, low)) return false;
+  cursor_ += quotient << rice_ | low;
+  if (cursor_ >= block_length_) {
+    error_ = "a position lies outside of its block";
+    return false;
+  }
+  position = block_start_ + cursor_;
+  ++cursor_;
+  return true;
+}
+
+const char* PositionReader::finish() {
+  if (error_ != nullptr) return error_;
+  while (at_ != end_ && available_ < 56) {
+    word_ &= available_ == 0 ? 0 : ~uint64_t{0} >> (64 - available_);
+    word_ |= static_cast<uint64_t>(*at_++) << available_;
+    available_ += 8;
+  }
+  if (at_ != end_ || available_ >= 8) return "bytes follow its last position";
+  if (available_ > 0 && (word_ & ((uint64_t{1} << available_) - 1)) != 0)
+    return "its padding is not zero";
+  return "";
+}
+
+}  // namespace paceline::codec::topk

@@ -1,0 +1,401 @@
+// Top-k: the identity in bits, the selection against a sort, the count, Inf and NaN, and what each
+// SIMD target writes.
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "codec/codec.h"
+#include "codec/positions.h"
+#include "codec/topk_format.h"
+#include "device/cpu/each_target.h"
+
+namespace paceline::codec {
+namespace {
+
+using Floats = std::vector<float>;
+
+plan::CodecSpec topk_spec(double ratio, bool fp16 = false) {
+  plan::CodecSpec spec;
+  spec.codec = plan::Codec::kTopK;
+  spec.ratio = ratio;
+  spec.fp16_values = fp16;
+  return spec;
+}
+
+/// One encoder's state: a residual in `cuts` runs of their own memory.
+struct Encoder {
+  Floats before, after;
+  std::vector<std::byte> bytes;
+  EncodedTopK result;
+
+  void encode(const plan::CodecSpec& spec, const Floats& gradient,
+              const std::vector<std::size_t>& cuts = {}) {
+    before.resize(gradient.size());
+    after.assign(gradient.size(), -12345.0f);
+    std::vector<ResidualRun> runs;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i <= cuts.size(); ++i) {
+      const std::size_t end = i < cuts.size() ? cuts[i] : gradient.size();
+      if (end > at || gradient.empty())
+        runs.push_back({before.data() + at, after.data() + at, end - at});
+      at = end;
+    }
+    const uint64_t bound = encoded_bytes(spec, DType::kFloat32, gradient.size());
+    bytes.assign(bound + 16, std::byte{0xEE});
+    result = encode_topk(spec, gradient, runs, bytes.data());
+    ASSERT_LE(result.bytes, bound) << "the bound is broken";
+    for (std::size_t i = bound; i < bytes.size(); ++i)
+      ASSERT_EQ(bytes[i], std::byte{0xEE}) << "wrote beyond the bound";
+    bytes.resize(result.bytes);
+  }
+  [[nodiscard]] Floats decode(std::size_t elements) const {
+    Floats out(elements, 0.0f);
+    const Status status = decode_add_topk(bytes, out);
+    EXPECT_TRUE(status.is_ok()) << status.to_string();
+    return out;
+  }
+};
+
+uint32_t bits(float x) { return std::bit_cast<uint32_t>(x); }
+/// Bits with the sign of zero forgotten (adding an unsent element's 0 to a rest of -0 gives +0).
+uint32_t number(float x) { return bits(x + 0.0f); }
+
+/// decode + r' == g + r in bits; what travelled are the `kept` largest; a float32 value travels
+/// unchanged.
+void check_encoding(const plan::CodecSpec& spec, const Floats& gradient, const Floats& residual,
+                    const Encoder& e) {
+  const std::size_t n = gradient.size();
+  Floats sum(n);
+  for (std::size_t i = 0; i < n; ++i) sum[i] = gradient[i] + residual[i];
+  const Floats decoded = e.decode(n);
+  std::size_t nonzero = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    ASSERT_EQ(number(decoded[i] + e.after[i]), number(sum[i]))
+        << "element " << i << " of " << n << ": sent " << decoded[i] << ", rest " << e.after[i]
+        << ", sum " << sum[i];
+    if (sum[i] != 0) ++nonzero;
+  }
+  const std::size_t keep = top_k_count(spec, n);
+  ASSERT_EQ(e.result.kept, std::min(keep, nonzero));
+  // The reference: by magnitude, then by position.
+  std::vector<uint32_t> order(n);
+  std::iota(order.begin(), order.end(), 0U);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return std::abs(sum[a]) > std::abs(sum[b]); });
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::size_t at = order[i];
+    if (i >= e.result.kept) {
+      ASSERT_EQ(bits(decoded[at]), 0U) << "not among the largest, but sent";
+      ASSERT_EQ(bits(e.after[at]), bits(sum[at]));
+    } else if (!spec.fp16_values) {
+      ASSERT_EQ(bits(decoded[at]), bits(sum[at])) << "among the largest, but not sent";
+      ASSERT_EQ(bits(e.after[at]), 0U);
+    } else {
+      ASSERT_LE(std::abs(e.after[at]), std::abs(sum[at]) / 2048 + std::abs(sum[order[0]]) * 0x1p-38)
+          << "an fp16 value leaves at most half a unit of its last place, or all of what is 2^-38 "
+             "of the largest";
+    }
+  }
+}
+
+enum class Shape {
+  kNormal,
+  kLaplace,
+  kHeavy,
+  kMostlyZero,
+  kJump,
+  kEqual,
+  kTies,
+  kZero,
+  kDenormal,
+  kWild,
+  kRising,
+  kPeriodic
+};
+constexpr Shape kShapes[] = {Shape::kNormal,   Shape::kLaplace, Shape::kHeavy,  Shape::kMostlyZero,
+                             Shape::kJump,     Shape::kEqual,   Shape::kTies,   Shape::kZero,
+                             Shape::kDenormal, Shape::kWild,    Shape::kRising, Shape::kPeriodic};
+
+Floats make(Shape shape, std::size_t n, std::mt19937_64& random) {
+  std::normal_distribution<double> normal;
+  std::exponential_distribution<double> exponential;
+  std::cauchy_distribution<double> cauchy;
+  std::uniform_real_distribution<double> uniform;
+  Floats x(n);
+  const double constant = normal(random);
+  for (std::size_t i = 0; i < n; ++i) {
+    const double sign = (random() & 1) != 0 ? 1.0 : -1.0;
+    switch (shape) {
+      case Shape::kNormal:
+        x[i] = static_cast<float>(1e-3 * normal(random));
+        break;
+      case Shape::kLaplace:
+        x[i] = static_cast<float>(sign * exponential(random));
+        break;
+      case Shape::kHeavy:
+        x[i] = static_cast<float>(std::clamp(cauchy(random), -1e12, 1e12));
+        break;
+      case Shape::kMostlyZero:
+        x[i] = uniform(random) < 0.9 ? 0.0f : static_cast<float>(normal(random));
+        break;
+      case Shape::kJump:
+        x[i] = static_cast<float>(normal(random) * (i < n / 2 ? 1 : 10));
+        break;
+      case Shape::kEqual:
+        x[i] = static_cast<float>(sign * constant);
+        break;
+      case Shape::kTies:
+        x[i] = static_cast<float>(sign * static_cast<double>(random() % 3));
+        break;
+      case Shape::kZero:
+        x[i] = sign > 0 ? 0.0f : -0.0f;
+        break;
+      case Shape::kDenormal:
+        x[i] = std::bit_cast<float>(static_cast<uint32_t>(random() & 0x807FFFFF));
+        break;
+      case Shape::kWild: {  // any finite bits; halved, so that sums stay finite
+        const auto raw = std::bit_cast<float>(static_cast<uint32_t>(random()));
+        x[i] = std::isfinite(raw) ? raw / 2 : 1.0f;
+        break;
+      }
+      case Shape::kRising:
+        x[i] = static_cast<float>(i + 1);
+        break;  // the worst order for a rising threshold
+      case Shape::kPeriodic:
+        x[i] = (i % 128) < 16 ? static_cast<float>(normal(random)) : 0.0f;
+        break;
+    }
+  }
+  return x;
+}
+
+TEST(TopK, TheIdentityAndTheSelectionHoldForEveryShape) {
+  EXPECT_TRUE(rc::check([](uint64_t seed, bool fp16) {
+    std::mt19937_64 random(seed);
+    const auto shape =
+        *rc::gen::elementOf(std::vector<Shape>(std::begin(kShapes), std::end(kShapes)));
+    const auto n = *rc::gen::oneOf(rc::gen::inRange<std::size_t>(0, 70),
+                                   rc::gen::inRange<std::size_t>(70, 9000));
+    const auto spec = topk_spec(*rc::gen::element(0.001, 0.01, 0.1, 0.5, 1.0), fp16);
+    std::vector<std::size_t> cuts(*rc::gen::inRange<std::size_t>(0, 5));
+    for (auto& c : cuts) c = n == 0 ? 0 : random() % n;
+    std::sort(cuts.begin(), cuts.end());
+    Encoder e;
+    e.before.assign(n, 0.0f);
+    for (int step = 0; step < 3; ++step) {  // the residual of one step feeds the next
+      const Floats gradient = make(shape, n, random);
+      const Floats residual = e.before;
+      e.encode(spec, gradient, cuts);
+      check_encoding(spec, gradient, residual, e);
+      RC_ASSERT_FALSE(::testing::Test::HasFatalFailure());
+      e.before = e.after;
+    }
+  }));
+}
+
+TEST(TopK, LargeBuffersOfEveryShapeKeepExactlyK) {
+  std::mt19937_64 random(42);
+  for (const Shape shape : kShapes) {
+    for (const double ratio : {0.01, 0.001}) {
+      const std::size_t n = 300007;
+      Encoder e;
+      e.before = make(Shape::kNormal, n, random);
+      if (shape == Shape::kEqual || shape == Shape::kZero) e.before.assign(n, 0.0f);
+      const Floats gradient = make(shape, n, random);
+      const Floats residual = e.before;
+      e.encode(topk_spec(ratio), gradient, {100, 70000, 200001});
+      SCOPED_TRACE(static_cast<int>(shape));
+      check_encoding(topk_spec(ratio), gradient, residual, e);
+      ASSERT_FALSE(HasFatalFailure());
+    }
+  }
+}
+
+TEST(TopK, AWrongFirstGuessCostsOnlyTime) {
+  // The sample sees one element in 128, in groups of 16. Values that hide between groups, or sit in
+  // few places only, make it miss either way; the result is the exact one all the same.
+  std::mt19937_64 random(1);
+  const std::size_t n = 1 << 21;
+  for (const int kind : {0, 1, 2}) {
+    Encoder e;
+    e.before.assign(n, 0.0f);
+    Floats gradient = make(Shape::kNormal, n, random);
+    if (kind == 0)  // a hot stretch larger than k, seen by few samples
+      for (std::size_t i = 1000000; i < 1030000; ++i) gradient[i] *= 1e6f;
+    if (kind == 1)  // all in one quarter, rising
+      for (std::size_t i = 0; i < n; ++i)
+        gradient[i] = i > n * 3 / 4 ? static_cast<float>(i) : 0.0f;
+    if (kind == 2)  // fewer numbers than k
+      for (std::size_t i = 0; i < n; ++i) gradient[i] = i % 997 == 0 ? gradient[i] : 0.0f;
+    const Floats residual = e.before;
+    e.encode(topk_spec(0.01), gradient);
+    SCOPED_TRACE(kind);
+    check_encoding(topk_spec(0.01), gradient, residual, e);
+    ASSERT_FALSE(HasFatalFailure());
+  }
+}
+
+TEST(TopK, InfAndNanAreSeenAnywhereAndReachEveryElement) {
+  EXPECT_TRUE(rc::check([](uint64_t seed, bool fp16, bool in_residual) {
+    std::mt19937_64 random(seed);
+    const std::size_t n = *rc::gen::oneOf(rc::gen::inRange<std::size_t>(1, 60),
+                                          rc::gen::inRange<std::size_t>(60, 40000));
+    Floats gradient = make(Shape::kNormal, n, random);
+    Encoder e;
+    e.before = make(Shape::kNormal, n, random);
+    const float inf = std::numeric_limits<float>::infinity();
+    const float bad = *rc::gen::element(inf, -inf, std::numeric_limits<float>::quiet_NaN());
+    (in_residual ? e.before : gradient)[random() % n] = bad;
+    const Floats residual = e.before;
+    e.encode(topk_spec(0.01, fp16), gradient);
+    RC_ASSERT_FALSE(e.result.finite);
+    RC_ASSERT(e.result.kept == 0U);
+    for (const float x : e.decode(n)) RC_ASSERT(bits(x) == 0x7FC00000U);
+    RC_ASSERT(std::memcmp(e.after.data(), residual.data(), n * 4) == 0);
+  }));
+}
+
+TEST(TopK, ASumThatOverflowsIsNotFinite) {
+  Encoder e;
+  e.before.assign(100, 3e38f);
+  e.encode(topk_spec(0.1), Floats(100, 3e38f));
+  EXPECT_FALSE(e.result.finite);
+}
+
+TEST(TopK, EverySimdTargetWritesTheSameBytes) {
+  std::mt19937_64 random(8);
+  for (const bool fp16 : {false, true}) {
+    for (const Shape shape : kShapes) {
+      const std::size_t n = 100003;
+      const Floats gradient = make(shape, n, random);
+      const Floats residual = make(Shape::kNormal, n, random);
+      Encoder first;
+      first.before = residual;
+      first.encode(topk_spec(0.02, fp16), gradient, {5, 5000});
+      cpu::on_each_target([&](const char* target) {
+        Encoder e;
+        e.before = residual;
+        e.encode(topk_spec(0.02, fp16), gradient, {5, 5000});
+        EXPECT_EQ(e.bytes, first.bytes) << target;
+        EXPECT_EQ(0, std::memcmp(e.after.data(), first.after.data(), n * 4)) << target;
+        EXPECT_EQ(0, std::memcmp(e.decode(n).data(), first.decode(n).data(), n * 4)) << target;
+      });
+    }
+  }
+}
+
+TEST(TopK, Fp16ValuesKeepSmallAndLargeGradientsAlive) {
+  // Plain fp16 would send 0 for the first and infinity for the last.
+  for (const float magnitude :
+       {1e-42f, 1e-12f, 1e-8f, 1.0f, 1e6f, 1e30f, 3e38f, std::numeric_limits<float>::max()}) {
+    std::mt19937_64 random(3);
+    Floats gradient(1000);
+    for (auto& x : gradient) x = magnitude * (static_cast<float>(random() % 1000) / 999.0f);
+    Encoder e;
+    e.before.assign(1000, 0.0f);
+    e.encode(topk_spec(0.1, true), gradient);
+    const Floats out = e.decode(1000);
+    const auto largest = std::max_element(gradient.begin(), gradient.end()) - gradient.begin();
+    EXPECT_GT(out[largest], gradient[largest] * 0.999f) << magnitude;
+    EXPECT_TRUE(std::isfinite(out[largest]));
+    check_encoding(topk_spec(0.1, true), gradient, Floats(1000, 0.0f), e);
+  }
+}
+
+TEST(TopK, BytesPerEntryAreNearTheEntropy) {
+  std::mt19937_64 random(12);
+  const std::size_t n = 1 << 22;
+  const Floats gradient = make(Shape::kNormal, n, random);
+  for (const auto& [ratio, position_bits] : {std::pair{0.01, 8.25}, std::pair{0.001, 11.9}}) {
+    Encoder e;
+    e.before.assign(n, 0.0f);
+    e.encode(topk_spec(ratio, true), gradient);
+    const double each =
+        8.0 * static_cast<double>(e.result.bytes) / static_cast<double>(e.result.kept) - 16;
+    EXPECT_LT(each, position_bits) << "bits a position at " << ratio;
+    EXPECT_LT(static_cast<double>(encoded_bytes(topk_spec(ratio, true), DType::kFloat32, n)),
+              1.04 * static_cast<double>(e.result.bytes))
+        << "the plan's prediction must stay near what is sent";
+  }
+}
+
+TEST(TopK, PositionsComeBackForEveryDensity) {
+  EXPECT_TRUE(rc::check([](uint64_t seed) {
+    std::mt19937_64 random(seed);
+    const auto n = *rc::gen::inRange<uint64_t>(1, 300000);
+    const double density = *rc::gen::element(0.00001, 0.001, 0.01, 0.3, 0.9, 1.0);
+    std::vector<uint32_t> positions;
+    std::uniform_real_distribution<double> uniform;
+    for (uint32_t i = 0; i < n; ++i)
+      if (uniform(random) < density) positions.push_back(i);
+    const uint64_t bound =
+        topk::encoded_bound(n, positions.size(), false) - positions.size() * 4 - topk::kHeaderBytes;
+    std::vector<std::byte> bytes(bound);
+    const uint64_t used = topk::encode_positions(positions, n, bytes.data());
+    RC_ASSERT(used + topk::kSlackBytes <= bound);
+    topk::PositionReader reader({bytes.data(), used}, n);
+    std::vector<uint32_t> back;
+    while (reader.next_block())
+      for (uint32_t i = 0; i < reader.entries(); ++i) {
+        uint64_t position = 0;
+        RC_ASSERT(reader.next(position));
+        back.push_back(static_cast<uint32_t>(position));
+      }
+    RC_ASSERT(std::string(reader.finish()).empty());
+    RC_ASSERT(back == positions);
+  }));
+}
+
+TEST(TopK, DecodingAddsAndSeveralEncodingsAddUp) {
+  std::mt19937_64 random(77);
+  const std::size_t n = 5000;
+  std::vector<double> want(n, 0.0);
+  Floats sum(n, 0.0f);
+  for (int rank = 0; rank < 4; ++rank) {
+    const Floats gradient = make(Shape::kLaplace, n, random);
+    Encoder e;
+    e.before.assign(n, 0.0f);
+    e.encode(topk_spec(0.05), gradient);
+    ASSERT_TRUE(decode_add_topk(e.bytes, sum).is_ok());
+    for (std::size_t i = 0; i < n; ++i)
+      want[i] += static_cast<double>(gradient[i]) - static_cast<double>(e.after[i]);
+  }
+  for (std::size_t i = 0; i < n; ++i) EXPECT_NEAR(sum[i], want[i], 1e-5);
+}
+
+TEST(TopK, EveryDamagedByteIsRefusedOrHarmless) {
+  std::mt19937_64 random(4);
+  const std::size_t n = 3000;
+  for (const bool fp16 : {false, true}) {
+    Encoder e;
+    e.before.assign(n, 0.0f);
+    e.encode(topk_spec(0.05, fp16), make(Shape::kNormal, n, random));
+    Floats out(n);
+    for (std::size_t length = 0; length < e.bytes.size(); ++length) {
+      const Status status = decode_add_topk(std::span(e.bytes).first(length), out);
+      ASSERT_EQ(status.code(), Code::kCorrupted) << "truncated to " << length;
+    }
+    for (std::size_t at = 0; at < topk::kHeaderBytes; ++at) {
+      if (at == 4 || at == 6 || at == 7) continue;  // flags and exponent have other legal values
+      auto damaged = e.bytes;
+      damaged[at] ^= std::byte{0x10};
+      ASSERT_EQ(decode_add_topk(damaged, out).code(), Code::kCorrupted) << "byte " << at;
+    }
+    auto longer = e.bytes;
+    longer.push_back(std::byte{0});
+    EXPECT_EQ(decode_add_topk(longer, out).code(), Code::kCorrupted);
+    Floats other(n + 1);
+    EXPECT_NE(decode_add_topk(e.bytes, other).message().find("3000 elements"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace paceline::codec
