@@ -36,6 +36,16 @@ void decode_reduce_dense(const plan::CodecSpec& spec, ReduceOp op, const std::by
                          std::span<float> dst);
 
 // Sparse codec (kTopK).
+//
+// What travels is exactly the k = top_k_count() elements of largest |gradient + residual|, among
+// equals the lower index first; fewer only where fewer are not zero (a zero never travels). So the
+// bytes depend on the inputs alone: not on the SIMD target, nor on the sample from which the
+// threshold is guessed first (topk_encode.cc tells the passes).
+//
+// With float32 values an element that travels leaves 0 behind. With fp16_values it leaves what the
+// rounding to fp16 left, exactly; values share a power of two chosen from the largest, so nothing
+// overflows, and what is below 2^-38 of the largest stays behind whole. The wire format is drawn in
+// topk_format.h.
 
 /// Residual storage of one contiguous run of a parameter: `before` is read, `after` is written;
 /// they never overlap, so that a step can be taken back.
@@ -47,19 +57,22 @@ struct ResidualRun {
 
 struct EncodedTopK {
   uint64_t bytes = 0;  ///< written to dst
-  uint64_t kept = 0;   ///< entries, never above top_k_count()
+  uint64_t kept = 0;   ///< entries: top_k_count(), or all that aren't zero
   bool finite =
       true;  ///< false: an Inf or NaN was seen; the encoding carries a flag that all ranks see
 };
 
-/// Encodes gradient + residual: the entries of largest magnitude travel, the rest becomes the new
-/// residual. `runs` cover `gradient` in order (their elements add up to its size). `dst` has
-/// encoded_bytes() bytes.
+/// Encodes gradient + residual (at most 2^32 elements): the entries of largest magnitude travel,
+/// the rest becomes the new residual. `runs` cover `gradient` in order (their elements add up to
+/// its size). `dst` has encoded_bytes() bytes; those beyond EncodedTopK::bytes may be overwritten.
+/// When an Inf or NaN is in the sum, nothing is sent but that fact, and `after` becomes a copy of
+/// `before`. The calling thread keeps some scratch memory from call to call, about 16 bytes × k + 4
+/// bytes × elements / 100.
 EncodedTopK encode_topk(const plan::CodecSpec& spec, std::span<const float> gradient,
                         std::span<const ResidualRun> runs, std::byte* dst);
 /// dst[index] += value for every entry (dst has the `elements` that were encoded). An encoding
-/// flagged non-finite fills dst with NaN. Every byte is checked before use: kCorrupted names what
-/// is wrong.
+/// flagged non-finite fills dst with NaN. Every byte is checked before it is used: kCorrupted names
+/// what is wrong, and dst may then hold a part of the entries.
 Status decode_add_topk(std::span<const std::byte> encoded, std::span<float> dst);
 
 }  // namespace paceline::codec
