@@ -1,0 +1,188 @@
+#include "wire/tcp/connection.h"
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace paceline::wire {
+namespace {
+
+constexpr std::size_t kInput = 128 * 1024;  // holds the longest control frame, and many short ones
+constexpr std::size_t kOutputBatch = 64 * 1024;  // control bytes gathered for one write
+constexpr std::size_t kReadBudget = 2 * 1024 * 1024;
+static_assert(kInput > kFrameHeader + kMaxEager);
+
+IoResult from_errno(ssize_t n) {
+  if (n == 0) return {IoEnd::kBroken, 0, {}};
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return {IoEnd::kBlocked, 0, {}};
+  return {IoEnd::kBroken, errno, {}};
+}
+
+}  // namespace
+
+IoResult flush_output(Connection& c, Counters& counters) {
+  while (c.has_output()) {
+    ssize_t n =
+        ::send(c.fd.get(), c.out.data() + c.out_begin, c.out.size() - c.out_begin, MSG_NOSIGNAL);
+    if (n <= 0) return from_errno(n == 0 ? -1 : n);
+    c.out_begin += static_cast<std::size_t>(n);
+    counters.wire_sent += static_cast<uint64_t>(n);
+  }
+  c.out.clear();
+  c.out_begin = 0;
+  return {IoEnd::kBudget, 0, {}};
+}
+
+IoResult fill_input(Connection& c, Counters& counters) {
+  if (c.in.empty()) c.in.resize(kInput);
+  if (c.in_begin > 0) {
+    std::memmove(c.in.data(), c.in.data() + c.in_begin, c.in_end - c.in_begin);
+    c.in_end -= c.in_begin;
+    c.in_begin = 0;
+  }
+  std::size_t room = c.in.size() - c.in_end;
+  ssize_t n = ::recv(c.fd.get(), c.in.data() + c.in_end, room, 0);
+  if (n <= 0) return from_errno(n);
+  c.in_end += static_cast<std::size_t>(n);
+  counters.wire_received += static_cast<uint64_t>(n);
+  // A short read has emptied the socket: no second call only to hear so.
+  return {static_cast<std::size_t>(n) < room ? IoEnd::kBlocked : IoEnd::kBudget, 0, {}};
+}
+
+IoResult parse_control(Connection& c, Session& session) {
+  while (c.in_end - c.in_begin >= kFrameHeader) {
+    const std::byte* at = c.in.data() + c.in_begin;
+    auto frame = decode_frame(std::span<const std::byte, kFrameHeader>(at, kFrameHeader));
+    if (!frame.is_ok()) return {IoEnd::kViolation, 0, frame.status()};
+    if (frame->type == FrameType::kPiece) {
+      return {IoEnd::kViolation, 0, {Code::kCorrupted, "a piece on the control connection"}};
+    }
+    if (c.in_end - c.in_begin < kFrameHeader + frame->length) break;
+    Status taken = session.take_control(*frame, {at + kFrameHeader, frame->length});
+    if (!taken.is_ok()) return {IoEnd::kViolation, 0, taken};
+    c.in_begin += kFrameHeader + frame->length;
+  }
+  return {IoEnd::kBlocked, 0, {}};
+}
+
+IoResult pump_control(Connection& c, Session& session, Counters& counters) {
+  while (true) {
+    while (c.out.size() - c.out_begin < kOutputBatch && session.pull_control(c.out)) {
+    }
+    if (!c.has_output()) return {IoEnd::kBudget, 0, {}};
+    IoResult r = flush_output(c, counters);
+    if (r.end != IoEnd::kBudget) return r;
+  }
+}
+
+IoResult pump_piece(Connection& c, Session& session, Counters& counters) {
+  if (!c.has_piece) {
+    if (!session.pull_piece(c.purpose.flow, c.piece)) return {IoEnd::kBlocked, 0, {}};
+    c.has_piece = true;
+    c.piece_sent = 0;
+    encode_frame(c.piece.frame, c.header);
+  }
+  const std::size_t all = kFrameHeader + c.piece.frame.length;
+  while (c.piece_sent < all) {
+    iovec parts[2];
+    std::size_t count = 0;
+    std::size_t done = c.piece_sent;
+    if (done < kFrameHeader) {
+      parts[count++] = {c.header.data() + done, kFrameHeader - done};
+      done = kFrameHeader;
+    }
+    auto* payload = const_cast<std::byte*>(c.piece.data) + (done - kFrameHeader);
+    parts[count++] = {payload, all - done};
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = count;
+    ssize_t n = ::sendmsg(c.fd.get(), &message, MSG_NOSIGNAL);
+    if (n <= 0) {
+      c.is_writable = false;
+      return from_errno(n == 0 ? -1 : n);
+    }
+    c.piece_sent += static_cast<std::size_t>(n);
+    counters.wire_sent += static_cast<uint64_t>(n);
+  }
+  c.has_piece = false;
+  session.piece_written(c.piece);
+  return {IoEnd::kBudget, 0, {}};
+}
+
+namespace {
+
+/// Where the rest of the current payload goes; nullptr: a violation.
+std::byte* payload_target(Connection& c, Session& session) {
+  Placement to = session.place(c.frame);  // anew at each read: its receive may have ended meanwhile
+  if (to.kind == Placement::Kind::kViolation) return nullptr;
+  if (to.kind == Placement::Kind::kBuffer) return to.at;
+  if (c.scratch.size() < c.frame.length)
+    c.scratch.resize(std::max<std::size_t>(c.frame.length, c.scratch.size()));
+  return c.scratch.data();
+}
+
+Status end_of_payload(Connection& c, Session& session) {
+  Frame frame = c.frame;
+  c.has_frame = false;
+  c.payload_have = 0;
+  std::span<const std::byte> scratch;
+  if (c.scratch.size() >= frame.length) scratch = {c.scratch.data(), frame.length};
+  return session.placed(frame, scratch);
+}
+
+}  // namespace
+
+IoResult read_pieces(Connection& c, Session& session, Shared& shared) {
+  std::size_t budget = kReadBudget;
+  while (true) {
+    iovec parts[2];
+    int count = 0;
+    std::size_t wanted = 0;
+    std::size_t payload_rest = 0;
+    if (c.has_frame) {
+      std::byte* to = payload_target(c, session);
+      if (to == nullptr) return {IoEnd::kViolation, 0, {Code::kCorrupted, "a piece of no message"}};
+      payload_rest = c.frame.length - c.payload_have;
+      parts[count++] = {to + c.payload_have, payload_rest};
+    }
+    // The next header comes with the same call.
+    parts[count++] = {c.header.data() + c.header_have, kFrameHeader - c.header_have};
+    wanted = payload_rest + (kFrameHeader - c.header_have);
+    ssize_t got = ::readv(c.fd.get(), parts, count);
+    if (got <= 0) return from_errno(got);
+    auto n = static_cast<std::size_t>(got);
+    shared.counters.wire_received += n;
+    session.heard();
+    std::size_t of_payload = std::min(n, payload_rest);
+    c.header_have += n - of_payload;
+    if (c.has_frame) {
+      c.payload_have += of_payload;
+      if (c.payload_have == c.frame.length) {
+        Status ok = end_of_payload(c, session);
+        if (!ok.is_ok()) return {IoEnd::kViolation, 0, ok};
+      }
+    }
+    if (!c.has_frame && c.header_have == kFrameHeader) {
+      auto frame = decode_frame(c.header);
+      if (!frame.is_ok()) return {IoEnd::kViolation, 0, frame.status()};
+      if (frame->type != FrameType::kPiece) {
+        return {IoEnd::kViolation, 0, {Code::kCorrupted, "not a piece on a data connection"}};
+      }
+      c.frame = *frame;
+      c.has_frame = true;
+      c.header_have = 0;
+      c.payload_have = 0;
+      if (n == wanted && budget > n) {
+        budget -= n;
+        continue;
+      }
+    }
+    if (n < wanted) return {IoEnd::kBlocked, 0, {}};
+    if (budget <= n) return {IoEnd::kBudget, 0, {}};
+    budget -= n;
+  }
+}
+
+}  // namespace paceline::wire
