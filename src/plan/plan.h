@@ -48,17 +48,22 @@ struct CodecSpec {
   double ratio = 0.01;       ///< kTopK: fraction of the elements kept
   bool fp16_values = false;  ///< kTopK: values travel as fp16
   double scale = 1.0;        ///< kFp16: multiply before the cast, divide after
-  bool inside_node = false;  ///< dense codecs: also between ranks of one node
+  bool inside_node =
+      false;  ///< dense: also between ranks of one node; top-k: every rank encodes, no inner level
   bool operator==(const CodecSpec&) const = default;
 };
 
-/// Which ranks share a node, in group numbering. `inner` groups ranks for two-level plans: normally
-/// nodes.
+/// The most bytes that `elements` elements of `dtype` travel as: what plans reserve and send. Dense
+/// codecs: exact. Top-k: the format's bound (see codec/topk_format.h).
+uint64_t coded_bytes(const CodecSpec& spec, DType dtype, uint64_t elements);
+
+/// Which ranks share a node, in group numbering.
 struct GroupShape {
   Rank size = 1;
-  std::vector<int32_t> node_of;  ///< [size]
+  std::vector<int32_t> node_of;  ///< [size]; any numbers, equal where ranks share a node
   [[nodiscard]] int node_count() const;
-  [[nodiscard]] std::vector<std::vector<Rank>> nodes() const;  ///< ranks by node, ascending
+  /// Ranks by node: nodes in order of their first rank, ranks ascending.
+  [[nodiscard]] std::vector<std::vector<Rank>> nodes() const;
   bool operator==(const GroupShape&) const = default;
 };
 
@@ -67,13 +72,25 @@ struct PlanRequest {
   Algorithm algorithm = Algorithm::kAuto;
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
-  uint64_t count = 0;                 ///< elements (all-reduce, broadcast, reduce)
-  std::vector<uint64_t> counts;       ///< per rank (all-gather, reduce-scatter, gather, scatter)
-  std::vector<uint64_t> send_counts;  ///< all-to-all: [size*size], row r = what r sends to each
+  uint64_t count = 0;            ///< elements (all-reduce, broadcast, reduce)
+  std::vector<uint64_t> counts;  ///< per rank (all-gather, reduce-scatter, gather, scatter)
+  /// All-to-all: what this rank sends to each, [size], blocks one after the other in the input; or,
+  /// for every rank, [size*size] with row r for what r sends (receive_counts stays empty then).
+  std::vector<uint64_t> send_counts;
+  std::vector<uint64_t> receive_counts;  ///< all-to-all: what this rank receives from each, [size]
   Rank root = 0;
-  bool in_place = false;  ///< input and output are the same memory
+  /// Input and output are the same memory; a plan then uses kOutput alone. All-gather: this rank's
+  /// block is at its place in the output already. Reduce-scatter: the output is the whole input
+  /// buffer, the result is left in this rank's block of it, the other blocks are overwritten.
+  /// Gather, scatter and all-to-all: not offered. It is a rank's own affair: messages don't depend
+  /// on it.
+  bool in_place = false;
+  /// All-reduce and reduce-scatter; dense codecs on float32, top-k (all-reduce alone) on float32
+  /// sums and averages. Recursive doubling and trees carry short buffers, and ignore it.
   CodecSpec codec;
   GroupShape shape;
+  int inner_size =
+      0;  ///< two-level and sparse: inner groups of so many consecutive ranks; 0: nodes
   int lanes = 1;
   uint64_t piece_bytes = 512 * 1024;  ///< the largest message; big buffers are cut and pipelined
   bool operator==(const PlanRequest&) const = default;
@@ -88,19 +105,23 @@ struct Range {
 };
 
 enum class StepKind : uint8_t {
-  kCopy = 0,           ///< dst = src
-  kReduce = 1,         ///< dst = op(dst, src)
-  kScale = 2,          ///< dst = dst / divisor (average)
-  kEncode = 3,         ///< dst = codec(src); sparse: src is the gradient, the residual is updated
-  kDecode = 4,         ///< dst = codec⁻¹(src); sparse: dst must be zero-filled first (kZero)
+  kCopy = 0,    ///< dst = src
+  kReduce = 1,  ///< dst = op(dst, src)
+  kScale = 2,   ///< dst = dst / divisor (average)
+  /// dst = codec(src); sparse: src is the gradient, a range of kInput or kOutput, so that its
+  /// offset tells which elements of the operation it holds; their residual is updated.
+  kEncode = 3,
+  kDecode = 4,         ///< dst = codec⁻¹(src), dense codecs
   kDecodeReduce = 5,   ///< dst = op(dst, codec⁻¹(src)); sparse: scatter-add
   kZero = 6,           ///< dst = 0
   kSend = 7,           ///< src → peer
   kReceive = 8,        ///< peer → dst
-  kReceiveReduce = 9,  ///< dst = op(dst, message), piece by piece as it arrives
-  kReceiveDecodeReduce = 10,  ///< dst = op(dst, codec⁻¹(message)), piece by piece (dense codecs)
-  kReceiveDecode = 11,        ///< dst = codec⁻¹(message), piece by piece (dense codecs)
-  kNothing = 12,              ///< joins dependencies
+  kReceiveReduce = 9,  ///< dst = op(left, message), piece by piece as it arrives; left: src, or dst
+                       ///< if src is empty
+  kReceiveDecodeReduce =
+      10,  ///< dst = op(left, codec⁻¹(message)), piece by piece (dense codecs); left as above
+  kReceiveDecode = 11,  ///< dst = codec⁻¹(message), piece by piece (dense codecs)
+  kNothing = 12,        ///< joins dependencies
 };
 const char* step_kind_name(StepKind k);
 
@@ -114,9 +135,10 @@ struct Step {
   Range src;
   Range dst;
   /// For messages whose length is known only at run time (sparse): the step that determines it (an
-  /// encode for its send, a receive for its decode); src.bytes or dst.bytes is then the upper
-  /// bound.
+  /// encode or a receive, for its sends and decodes); src.bytes is then the upper bound. Such a
+  /// receive has no bytes_from: its message may be shorter than dst.bytes, as the flag below says.
   uint32_t bytes_from = kNoStep;
+  bool short_message = false;   ///< receives: dst.bytes is an upper bound
   double divisor = 1.0;         ///< kScale
   std::vector<uint32_t> after;  ///< indices of earlier steps that must have completed
   bool operator==(const Step&) const = default;
@@ -140,8 +162,14 @@ struct Plan {
 };
 
 /// Builds rank `me`'s plan. kInvalidArgument names the field that is wrong; kUnsupported the
-/// combination.
+/// combination. Steps are listed in the order of their urgency: among steps that can run, the first
+/// should.
 Result<Plan> build(const PlanRequest& request, Rank me);
+/// The checks of build() alone.
+Status validate(const PlanRequest& request, Rank me);
+/// Bytes that the message of a send or a receive has (an upper bound where the length is known at
+/// run time only).
+uint64_t message_bytes(const PlanRequest& request, const Step& step);
 /// What kAuto becomes, the same on every rank, and why ("4 nodes, 64 MiB ≥ 256 KiB: ring").
 struct Choice {
   Algorithm algorithm = Algorithm::kRing;
@@ -157,6 +185,8 @@ struct Prediction {
   uint64_t link_bytes = 0;
   double seconds = 0;
 };
-Result<Prediction> predict(const PlanRequest& request, double bits_per_second, int mtu = 1500);
+/// `me` matters for all-to-all with this rank's counts only (its node is taken as typical then).
+Result<Prediction> predict(const PlanRequest& request, double bits_per_second, int mtu = 1500,
+                           Rank me = 0);
 
 }  // namespace paceline::plan

@@ -1,0 +1,97 @@
+// What a plan costs on the links.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "plan/algorithms.h"
+
+namespace paceline::plan {
+namespace {
+
+// Of our own wire: each message travels in pieces with a header each.
+constexpr uint64_t kWirePiece = 128 * 1024;
+constexpr uint64_t kWireHeader = 48;
+// The receiver announces each receive and confirms each message by a frame of its own.
+constexpr uint64_t kControlFrames = 2;
+// A packet's headers: Ethernet 14, IPv4 20, TCP 20 with timestamps 12.
+constexpr uint64_t kPacketHeaders = 66;
+constexpr uint64_t kInsideMtu = 52;
+// A receiver acknowledges once per batch that its network card hands up.
+constexpr uint64_t kBatch = 64 * 1024;
+
+struct Traffic {
+  uint64_t payload = 0;
+  uint64_t wire = 0;  ///< with our headers
+  uint64_t messages = 0;
+};
+
+class NodeTraffic final : public MessageSink {
+ public:
+  explicit NodeTraffic(const GroupShape& shape) {
+    auto nodes = shape.nodes();
+    node_.resize(static_cast<std::size_t>(shape.size));
+    for (std::size_t g = 0; g < nodes.size(); ++g) {
+      for (Rank r : nodes[g]) node_[static_cast<std::size_t>(r)] = g;
+    }
+    sent.resize(nodes.size());
+    received.resize(nodes.size());
+  }
+  void message(Rank from, Rank to, uint64_t bytes) override {
+    std::size_t a = node_[static_cast<std::size_t>(from)];
+    std::size_t b = node_[static_cast<std::size_t>(to)];
+    if (a == b) return;
+    for (Traffic* t : {&sent[a], &received[b]}) {
+      t->payload += bytes;
+      t->wire += bytes + kWireHeader * std::max<uint64_t>((bytes + kWirePiece - 1) / kWirePiece, 1);
+      ++t->messages;
+    }
+  }
+  std::vector<Traffic> sent;
+  std::vector<Traffic> received;
+
+ private:
+  std::vector<std::size_t> node_;
+};
+
+// Bytes that one direction carries: its own messages, and what answers the other direction's.
+uint64_t on_link(const Traffic& own, const Traffic& other, int mtu) {
+  uint64_t stream = own.wire + other.messages * kControlFrames * kWireHeader;
+  uint64_t segment = static_cast<uint64_t>(mtu) - kInsideMtu;
+  uint64_t packets = (stream + segment - 1) / segment;
+  uint64_t acknowledgements = (other.wire + kBatch - 1) / kBatch;
+  return stream + (packets + acknowledgements) * kPacketHeaders;
+}
+
+void collect(const PlanRequest& request, Rank me, Algorithm algorithm, NodeTraffic& traffic) {
+  Builder b(request, me, &traffic);
+  emit(b, algorithm);
+}
+
+}  // namespace
+
+Result<Prediction> predict(const PlanRequest& request, double bits_per_second, int mtu, Rank me) {
+  PACELINE_RETURN_IF_ERROR(validate(request, me));
+  if (!(bits_per_second > 0))
+    return Status(Code::kInvalidArgument, "bits_per_second must be positive");
+  if (mtu < 576)
+    return Status(Code::kInvalidArgument, fmt::format("mtu is {}: at least 576 is wanted", mtu));
+  Algorithm algorithm = choose(request).algorithm;
+  NodeTraffic traffic(request.shape);
+  bool own_counts_only =
+      request.collective == Collective::kAllToAll && !request.receive_counts.empty();
+  for (Rank r = 0; r < request.shape.size; ++r) {
+    if (!own_counts_only || r == me) collect(request, r, algorithm, traffic);
+  }
+  Prediction p;
+  for (std::size_t g = 0; g < traffic.sent.size(); ++g) {
+    p.payload_bytes =
+        std::max({p.payload_bytes, traffic.sent[g].payload, traffic.received[g].payload});
+    p.link_bytes = std::max({p.link_bytes, on_link(traffic.sent[g], traffic.received[g], mtu),
+                             on_link(traffic.received[g], traffic.sent[g], mtu)});
+  }
+  p.seconds = static_cast<double>(p.link_bytes) * 8 / bits_per_second;
+  return p;
+}
+
+}  // namespace paceline::plan
