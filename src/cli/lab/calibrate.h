@@ -1,0 +1,39 @@
+// Measures each link of a lab before anything else is measured on it: what TCP carries steadily in
+// either direction, and how far a transfer runs ahead of the line after 50 ms of silence (the token
+// bucket's gift).
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "base/status.h"
+#include "cli/lab/network.h"
+#include "cli/lab/options.h"
+
+namespace paceline::lab {
+
+struct DirectionCalibration {
+  double payload_bps =
+      0;  ///< TCP payload, median of windows, as many flows as it takes to fill the line
+  double one_flow_bps = 0;  ///< the same with one flow; measured only where flows are capped
+  double ahead_bytes = 0;   ///< after 50 ms idle: most bytes (headers included) ahead of the line
+  int flows = 1;
+};
+
+struct LinkCalibration {
+  DirectionCalibration up, down;
+};
+
+/// What TCP can carry at best: 95 % of the line (headers, preamble, gap, at MTU 1500).
+inline constexpr double kTcpShare = 0.95;
+
+struct CalibrationHooks {
+  std::function<void(int done, int of)> progress;
+  std::function<bool()> cancelled;
+};
+
+/// About a second per link; slow links in parallel, fast ones one after the other.
+Result<std::vector<LinkCalibration>> calibrate(const Network& network, const Options& options,
+                                               const CalibrationHooks& hooks);
+
+}  // namespace paceline::lab

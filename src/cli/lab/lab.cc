@@ -1,0 +1,311 @@
+#include "cli/lab/lab.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+
+#include "base/log.h"
+#include "cli/lab/byte_server.h"
+#include "cli/lab/calibrate.h"
+#include "cli/lab/counters.h"
+#include "cli/lab/namespaces.h"
+#include "cli/lab/network.h"
+#include "cli/lab/options.h"
+#include "cli/lab/owner.h"
+#include "cli/lab/ranks.h"
+#include "cli/lab/report.h"
+
+namespace paceline::lab {
+namespace {
+
+constexpr int kUsage = 2;
+constexpr int kNotMade = 3;
+
+void tell(const std::string& text) {
+  std::fputs(text.c_str(), stderr);
+  std::fflush(stderr);
+}
+
+int fail(const Status& status) {
+  tell(fmt::format("lab: {}\n", status.message()));
+  return status.code() == Code::kInvalidArgument ? kUsage : kNotMade;
+}
+
+/// SIGINT, SIGTERM and SIGHUP come as readable events for as long as it lives.
+class Signals {
+ public:
+  Signals() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (int s : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, s);
+    sigprocmask(SIG_BLOCK, &set, &before_);
+    signal(SIGPIPE, SIG_IGN);
+    fd_ = signalfd(-1, &set, SFD_CLOEXEC);
+  }
+  ~Signals() {
+    close(fd_);
+    sigprocmask(SIG_SETMASK, &before_, nullptr);
+  }
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+  [[nodiscard]] int fd() const { return fd_; }
+  [[nodiscard]] bool pending() const {
+    pollfd p{fd_, POLLIN, 0};
+    return poll(&p, 1, 0) > 0;
+  }
+  /// 128 + the pending signal.
+  [[nodiscard]] int exit_code() const {
+    signalfd_siginfo info{};
+    return read(fd_, &info, sizeof info) == sizeof info ? 128 + static_cast<int>(info.ssi_signo)
+                                                        : 1;
+  }
+
+ private:
+  int fd_ = -1;
+  sigset_t before_;
+};
+
+std::string random_hex(std::size_t bytes) {
+  std::vector<unsigned char> raw(bytes);
+  for (std::size_t at = 0; at < bytes;) {
+    auto n = getrandom(raw.data() + at, bytes - at, 0);
+    if (n > 0) at += static_cast<std::size_t>(n);
+  }
+  std::string text;
+  for (auto b : raw) text += fmt::format("{:02x}", b);
+  return text;
+}
+
+int free_port() {
+  int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in a{};
+  a.sin_family = AF_INET;
+  a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof a;
+  int port = 0;
+  if (bind(fd, reinterpret_cast<sockaddr*>(&a), size) == 0 &&
+      getsockname(fd, reinterpret_cast<sockaddr*>(&a), &size) == 0) {
+    port = ntohs(a.sin_port);
+  }
+  close(fd);
+  return port;
+}
+
+/// What every rank is told; `master` and `interface` say how ranks reach each other.
+struct Identity {
+  std::string master, port, interface, name, bytes_socket;
+};
+
+std::vector<RankSpec> make_specs(const Options& o, const Identity& id,
+                                 const std::vector<NodeHolder>& holders) {
+  auto secret = random_hex(32);
+  auto threads =
+      std::max(1U, std::thread::hardware_concurrency() / static_cast<unsigned>(o.ranks()));
+  std::vector<RankSpec> specs;
+  for (int rank = 0; rank < o.ranks(); ++rank) {
+    RankSpec spec;
+    spec.rank = rank;
+    spec.node = rank / o.slots;
+    if (!holders.empty()) spec.holder = holders[static_cast<std::size_t>(spec.node)].pid();
+    auto local = std::to_string(rank % o.slots);
+    auto& e = spec.environment;
+    e["RANK"] = e["PACELINE_RANK"] = std::to_string(rank);
+    e["WORLD_SIZE"] = e["PACELINE_SIZE"] = std::to_string(o.ranks());
+    e["LOCAL_RANK"] = e["PACELINE_LOCAL_RANK"] = local;
+    e["LOCAL_WORLD_SIZE"] = e["PACELINE_LOCAL_SIZE"] = std::to_string(o.slots);
+    e["NODE_RANK"] = e["GROUP_RANK"] = std::to_string(spec.node);
+    e["MASTER_ADDR"] = id.master;
+    e["MASTER_PORT"] = id.port;
+    e["GLOO_SOCKET_IFNAME"] = e["NCCL_SOCKET_IFNAME"] = e["PACELINE_INTERFACE"] = id.interface;
+    e["PACELINE_SECRET"] = secret;
+    e["PACELINE_JOB_ID"] = e["PACELINE_LAB_NAME"] = id.name;
+    e["PACELINE_LAB_NODES"] = std::to_string(o.nodes);
+    e["PACELINE_LAB_SLOTS"] = std::to_string(o.slots);
+    if (!id.bytes_socket.empty()) {
+      e["PACELINE_LAB_BYTES"] = id.bytes_socket;
+      e["PACELINE_LAB_RATE"] = fmt::format("{:.0f}", o.rate_bps);
+      e["NCCL_HOSTID"] = fmt::format("{}node{}", id.name, spec.node);
+    }
+    if (std::getenv("OMP_NUM_THREADS") == nullptr) e["OMP_NUM_THREADS"] = std::to_string(threads);
+    if (std::getenv("PYTHONUNBUFFERED") == nullptr) e["PYTHONUNBUFFERED"] = "1";
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+Status check_report_path(const std::string& path) {
+  if (path.empty()) return Status::ok();
+  int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0)
+    return {Code::kInvalidArgument, fmt::format("--json {}: {}", path, strerrordesc_np(errno))};
+  close(fd);
+  return Status::ok();
+}
+
+std::vector<LinkTraffic> difference(const std::vector<LinkTraffic>& after,
+                                    const std::vector<LinkTraffic>& before) {
+  auto minus = [](const Traffic& a, const Traffic& b) {
+    return Traffic{a.bytes - b.bytes, a.packets - b.packets, a.drops - b.drops};
+  };
+  std::vector<LinkTraffic> used;
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    used.push_back({minus(after[i].up, before[i].up), minus(after[i].down, before[i].down)});
+  }
+  return used;
+}
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+int finish(const Options& o, Report report) {
+  if (!o.json.empty()) {
+    auto written = write_report(report, o.json);
+    if (!written.is_ok()) {
+      fail(written);
+      if (report.run.exit_code == 0) return kNotMade;
+    }
+  }
+  return report.run.exit_code;
+}
+
+int run_on_loopback(const Options& o, Signals& signals) {
+  if (!o.quiet) {
+    tell(
+        fmt::format("lab: {} plain processes on loopback: no nodes, no link speeds, no byte "
+                    "counts; figures say "
+                    "nothing about a network\n",
+                    o.ranks()));
+  }
+  Identity id{"127.0.0.1", std::to_string(free_port()), "lo", fmt::format("lab-{}", getpid()), ""};
+  auto started = now_seconds();
+  auto run = run_ranks(make_specs(o, id, {}), o.command, o.grace, signals.fd());
+  if (!run.is_ok()) return fail(run.status());
+  return finish(o, Report{o, "", {}, {}, run.value(), now_seconds() - started});
+}
+
+Result<std::vector<LinkCalibration>> calibrate_and_tell(const Options& o, const Network& network,
+                                                        Signals& signals) {
+  if (!o.calibrate) {
+    if (!o.quiet) tell("lab: links are not calibrated (--no-calibration)\n");
+    return std::vector<LinkCalibration>();
+  }
+  bool terminal = isatty(2) == 1;
+  CalibrationHooks hooks;
+  hooks.cancelled = [&] { return signals.pending(); };
+  hooks.progress = [&](int done, int of) {
+    if (!o.quiet && terminal)
+      tell(fmt::format("\rlab: calibrated {} of {} links{}", done, of,
+                       done == of ? "\r\033[K" : ""));
+  };
+  PACELINE_ASSIGN(auto links, calibrate(network, o, hooks));
+  if (!o.quiet && !signals.pending()) tell(calibration_table(o, links));
+  return links;
+}
+
+/// Everything between the making of the network and its end.
+int run_in_network(const Options& o, const Owner& owner, Signals& signals) {
+  auto network = Network::create(o, owner);
+  if (!network.is_ok()) return fail(network.status());
+  if (!o.quiet) tell(fmt::format("lab: {}\n", describe(o, network->congestion())));
+  std::vector<NodeHolder> holders;
+  for (const auto& node : network->nodes()) {
+    auto holder = NodeHolder::start(node);
+    if (!holder.is_ok()) return fail(holder.status());
+    holders.push_back(std::move(holder).value());
+  }
+  auto counters = Counters::open(*network);
+  if (!counters.is_ok()) return fail(counters.status());
+  auto calibration = calibrate_and_tell(o, *network, signals);
+  if (signals.pending()) return signals.exit_code();
+  if (!calibration.is_ok()) return fail(calibration.status());
+
+  Identity id{network->nodes()[0].address, "29500", kNic, owner.prefix() + "lab",
+              owner.directory() + "/bytes"};
+  auto server = ByteServer::start(*counters, id.bytes_socket);
+  if (!server.is_ok()) return fail(server.status());
+  auto before = (*server)->read();
+  if (!before.is_ok()) return fail(before.status());
+  auto started = now_seconds();
+  auto run = run_ranks(make_specs(o, id, holders), o.command, o.grace, signals.fd());
+  auto seconds = now_seconds() - started;
+  if (!run.is_ok()) return fail(run.status());
+  auto after = (*server)->read();
+  if (!after.is_ok()) return fail(after.status());
+  auto used = difference(after.value(), before.value());
+  if (!o.quiet) tell(traffic_table(used, seconds));
+  return finish(o,
+                Report{o, network->congestion(), calibration.value(), used, run.value(), seconds});
+}
+
+int run(const Options& o) {
+  Signals signals;
+  auto writable = check_report_path(o.json);
+  if (!writable.is_ok()) return fail(writable);
+  if (o.loopback) return run_on_loopback(o, signals);
+  auto privileges = acquire_privileges();
+  if (!privileges.is_ok()) return fail(privileges.status());
+  if (int removed = remove_stale(false); removed > 0 && !o.quiet) {
+    tell(fmt::format("lab: removed what {} dead lab{} left behind\n", removed,
+                     removed == 1 ? "" : "s"));
+  }
+  auto owner = Owner::self(o.keep);
+  auto janitor = Janitor::start(owner);
+  if (!janitor.is_ok()) return fail(janitor.status());
+  int code = run_in_network(o, owner, signals);
+  if (o.keep) {
+    tell(
+        fmt::format("lab: kept namespaces {}*; `ip netns exec {}n0 …` enters one, `paceline lab "
+                    "--remove-kept` ends "
+                    "them\n",
+                    owner.prefix(), owner.prefix()));
+  } else {
+    remove_lab(owner);
+  }
+  janitor->dismiss(o.keep);
+  return code;
+}
+
+}  // namespace
+
+int lab_main(Flags& flags, const std::vector<std::string>& command) {
+  if (flags.lists_profiles()) {
+    std::fputs(profiles_table().c_str(), stdout);
+    return 0;
+  }
+  if (flags.removes_kept()) {
+    tell(fmt::format("lab: removed {}\n", remove_stale(true)));
+    return 0;
+  }
+  auto options = flags.resolve(command);
+  if (!options.is_ok()) return fail(options.status());
+  return run(options.value());
+}
+
+int lab_bytes_main() {
+  const char* path = std::getenv("PACELINE_LAB_BYTES");
+  if (path == nullptr) {
+    return fail({Code::kUnavailable,
+                 "lab-bytes works inside `paceline lab` only (PACELINE_LAB_BYTES is not set)"});
+  }
+  auto text = ask_bytes(path);
+  if (!text.is_ok()) return fail(text.status());
+  std::fputs(text->c_str(), stdout);
+  return 0;
+}
+
+}  // namespace paceline::lab

@@ -1,0 +1,26 @@
+// What a lab may do on this machine, and how a thread works inside another network namespace.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "base/status.h"
+
+namespace paceline::lab {
+
+/// Makes sure that this process may create network namespaces: as it is (root), or by moving itself
+/// into a user namespace of its own. kUnavailable says what is missing and what else can be done.
+/// Call before there are threads. On success: how ("root", "user namespace").
+Result<std::string> acquire_privileges();
+
+/// Where ip and tc are; kUnavailable tells what to install.
+Result<std::string> find_tool(const std::string& name);
+
+/// Runs `work` on a thread of its own inside the network namespace that `path` names. Sockets
+/// opened there stay in it.
+Status in_namespace(const std::string& path, const std::function<Status()>& work);
+
+/// Moves the calling thread. For threads of the lab that live in one namespace.
+Status enter_namespace(const std::string& path);
+
+}  // namespace paceline::lab

@@ -1,0 +1,204 @@
+#include "cli/lab/options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <utility>
+
+namespace paceline::lab {
+namespace {
+
+// Providers state line rate and the cap of one flow; latency and loss differ by placement and are
+// left to flags.
+constexpr Profile kProfiles[] = {
+    {"aws-10g", 10e9, 5e9, 9001,
+     "EC2, 10 Gb/s, flows between machines outside of a placement group"},
+    {"aws-25g", 25e9, 5e9, 9001,
+     "EC2, 25 Gb/s, flows between machines outside of a placement group"},
+    {"aws-25g-cluster", 25e9, 10e9, 9001, "EC2, 25 Gb/s, in a cluster placement group"},
+    {"aws-100g-cluster", 100e9, 10e9, 9001, "EC2, 100 Gb/s, in a cluster placement group"},
+    {"gcp-32g", 32e9, 10e9, 1460, "Compute Engine, 32 Gb/s, default network"},
+    {"gcp-50g", 50e9, 10e9, 1460, "Compute Engine, 50 Gb/s (Tier_1), default network"},
+    {"azure-16g", 16e9, 0, 1500,
+     "Azure, 16 Gb/s, accelerated networking, no documented cap of a flow"},
+    {"azure-30g", 30e9, 0, 1500,
+     "Azure, 30 Gb/s, accelerated networking, no documented cap of a flow"},
+    {"ethernet-1g", 1e9, 0, 1500, "a plain switch, 1 Gb/s"},
+    {"ethernet-10g", 10e9, 0, 1500, "a plain switch, 10 Gb/s"},
+    {"ethernet-25g", 25e9, 0, 1500, "a plain switch, 25 Gb/s"},
+};
+
+Status invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+
+/// Splits "1.5gbit" into 1.5 and "gbit" (lower case).
+Result<std::pair<double, std::string>> split_number(std::string_view text) {
+  double number = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || !std::isfinite(number))
+    return invalid("it does not begin with a number");
+  std::string unit(end, text.data() + text.size());
+  std::transform(unit.begin(), unit.end(), unit.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
+  return std::pair(number, unit);
+}
+
+struct Unit {
+  std::string_view name;
+  double factor;
+};
+
+Result<double> with_units(std::string_view text, std::span<const Unit> units,
+                          std::string_view example) {
+  auto parts = split_number(text);
+  if (parts.is_ok()) {
+    for (const auto& unit : units) {
+      if (parts->second == unit.name) return parts->first * unit.factor;
+    }
+  }
+  return invalid(fmt::format("'{}' is not understood; write it like {}", text, example));
+}
+
+}  // namespace
+
+std::span<const Profile> profiles() { return kProfiles; }
+
+std::string profiles_table() {
+  auto out = fmt::format("{:<18} {:>9} {:>9} {:>6}  {}\n", "profile", "rate", "per flow", "MTU",
+                         "stands for");
+  for (const auto& p : kProfiles) {
+    out += fmt::format("{:<18} {:>9} {:>9} {:>6}  {}\n", p.name, format_rate(p.rate_bps),
+                       p.per_flow_bps > 0 ? format_rate(p.per_flow_bps) : "-", p.mtu, p.text);
+  }
+  return out +
+         "What this machine can hold is measured: each run calibrates its links and says where "
+         "they fall short;\n"
+         "--scale 0.1 divides a profile's rates by ten.\n";
+}
+
+Result<double> parse_rate(std::string_view text) {
+  static constexpr Unit kUnits[] = {{"bit", 1}, {"kbit", 1e3}, {"k", 1e3}, {"mbit", 1e6},
+                                    {"m", 1e6}, {"gbit", 1e9}, {"g", 1e9}, {"tbit", 1e12}};
+  return with_units(text, kUnits, "1gbit or 300mbit");
+}
+
+Result<std::chrono::nanoseconds> parse_duration(std::string_view text) {
+  static constexpr Unit kUnits[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}};
+  PACELINE_ASSIGN(double ns, with_units(text, kUnits, "100us or 2ms"));
+  return std::chrono::nanoseconds(static_cast<int64_t>(std::llround(ns)));
+}
+
+Result<double> parse_share(std::string_view text) {
+  static constexpr Unit kUnits[] = {{"%", 0.01}};
+  return with_units(text, kUnits, "0.1%");
+}
+
+std::string format_rate(double bps) {
+  if (bps >= 1e9) return fmt::format("{:.4g} Gb/s", bps / 1e9);
+  if (bps >= 1e6) return fmt::format("{:.4g} Mb/s", bps / 1e6);
+  return fmt::format("{:.4g} kb/s", bps / 1e3);
+}
+
+void Flags::declare(CLI::App& app) {
+  app_ = &app;
+  auto& o = options_;
+  app.add_option("--nodes", o.nodes, "nodes (network namespaces); 2")->check(CLI::Range(1, 64));
+  app.add_option("--slots", o.slots, "ranks on each node; 1")->check(CLI::Range(1, 64));
+  app.add_option("--rate", rate_, "each node's link, both directions: 1gbit (default)");
+  app.add_option("--per-flow", per_flow_, "cap of one TCP or UDP flow: 300mbit");
+  app.add_option("--delay", delay_, "added one way between two nodes: 100us");
+  app.add_option("--loss", loss_, "packets lost on the way between two nodes: 0.1%");
+  app.add_option("--profile", o.profile, "a cloud's link; --profiles lists them");
+  app.add_option("--scale", o.scale, "multiply the profile's rates, to fit this machine")
+      ->check(CLI::Range(1e-4, 10.0));
+  app.add_option("--mtu", o.mtu, "of the links; 1500")->check(CLI::Range(576, 65535));
+  app.add_option("--congestion", o.congestion, "TCP congestion control inside the lab; cubic");
+  app.add_option("--json", o.json, "write the report to this file");
+  app.add_option("--grace", grace_, "from the first failing rank to SIGTERM for the others; 5s");
+  app.add_flag("--keep", o.keep, "leave the namespaces behind, for a look with `ip netns exec`");
+  app.add_flag("--quiet", o.quiet, "the command's output and errors only");
+  app.add_flag("--no-calibration", no_calibration_,
+               "skip measuring the links (figures then stand on trust)");
+  app.add_flag("--loopback", o.loopback, "plain processes on loopback: no namespaces, no shaping");
+  app.add_flag("--profiles", list_profiles_, "list the profiles");
+  app.add_flag("--remove-kept", remove_kept_, "remove what --keep left behind");
+}
+
+Status Flags::apply_profile() {
+  auto& o = options_;
+  for (const auto& p : kProfiles) {
+    if (p.name != o.profile) continue;
+    if (app_->count("--rate") == 0) o.rate_bps = p.rate_bps * o.scale;
+    if (app_->count("--per-flow") == 0) o.per_flow_bps = p.per_flow_bps * o.scale;
+    if (app_->count("--mtu") == 0) o.mtu = p.mtu;
+    return Status::ok();
+  }
+  std::string known;
+  for (const auto& p : kProfiles) known += fmt::format("{}{}", known.empty() ? "" : ", ", p.name);
+  return invalid(fmt::format("--profile {} is not known; there are {}", o.profile, known));
+}
+
+namespace {
+
+template <class Parser, class Store>
+Status apply(const char* flag, const std::string& text, Parser parse, Store store) {
+  if (text.empty()) return Status::ok();
+  auto value = parse(text);
+  if (!value.is_ok()) return invalid(fmt::format("{}: {}", flag, value.status().message()));
+  store(std::move(value).value());
+  return Status::ok();
+}
+
+}  // namespace
+
+Status Flags::check() const {
+  const auto& o = options_;
+  if (o.rate_bps < 1e6 || o.rate_bps > 400e9) {
+    return invalid(
+        fmt::format("--rate {} is outside of 1mbit to 400gbit", format_rate(o.rate_bps)));
+  }
+  if (o.per_flow_bps != 0 && o.per_flow_bps < 1e5) {
+    return invalid("--per-flow must be at least 100kbit");
+  }
+  if (o.per_flow_bps > o.rate_bps) return invalid("--per-flow is above --rate: it caps nothing");
+  if (o.loss < 0 || o.loss > 0.5) return invalid("--loss must be between 0% and 50%");
+  if (o.delay.count() < 0 || o.delay > std::chrono::seconds(1)) {
+    return invalid("--delay must be between 0 and 1s");
+  }
+  if (o.grace.count() < 0) return invalid("--grace can't be negative");
+  if (app_->count("--scale") > 0 && o.profile.empty()) {
+    return invalid("--scale goes with --profile; without one give --rate");
+  }
+  if (o.loopback && (o.per_flow_bps > 0 || o.loss > 0 || o.delay.count() > 0)) {
+    return invalid("--loopback shapes nothing: it can't go with --per-flow, --loss or --delay");
+  }
+  if (o.command.empty()) {
+    return invalid("no command; put it after --: paceline lab --nodes 4 -- python train.py");
+  }
+  return Status::ok();
+}
+
+Result<Options> Flags::resolve(const std::vector<std::string>& command) {
+  auto& o = options_;
+  o.command = command;
+  o.calibrate = !no_calibration_;
+  if (!o.profile.empty()) PACELINE_RETURN_IF_ERROR(apply_profile());
+  PACELINE_RETURN_IF_ERROR(
+      apply("--rate", rate_, parse_rate, [&](double bps) { o.rate_bps = bps; }));
+  PACELINE_RETURN_IF_ERROR(
+      apply("--per-flow", per_flow_, parse_rate, [&](double bps) { o.per_flow_bps = bps; }));
+  PACELINE_RETURN_IF_ERROR(
+      apply("--loss", loss_, parse_share, [&](double share) { o.loss = share; }));
+  PACELINE_RETURN_IF_ERROR(
+      apply("--delay", delay_, parse_duration, [&](std::chrono::nanoseconds d) { o.delay = d; }));
+  PACELINE_RETURN_IF_ERROR(
+      apply("--grace", grace_, parse_duration, [&](std::chrono::nanoseconds d) {
+        o.grace = std::chrono::duration_cast<std::chrono::milliseconds>(d);
+      }));
+  PACELINE_RETURN_IF_ERROR(check());
+  return o;
+}
+
+}  // namespace paceline::lab

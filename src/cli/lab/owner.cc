@@ -1,0 +1,207 @@
+#include "cli/lab/owner.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace paceline::lab {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr const char* kNamespaces = "/run/netns";
+
+/// Field 22 of /proc/PID/stat: the start time in clock ticks after boot; 0 when there is no such
+/// process.
+uint64_t start_time(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  auto close = text.rfind(')');  // the name may hold blanks and parentheses
+  if (close == std::string::npos) return 0;
+  std::size_t at = close + 1;
+  for (int field = 3; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
+  if (at == std::string::npos) return 0;
+  uint64_t value = 0;
+  std::from_chars(text.data() + at + 1, text.data() + text.size(), value);
+  return value;
+}
+
+std::string temporary_directory() {
+  const char* configured = std::getenv("TMPDIR");
+  return configured != nullptr && *configured != '\0' ? configured : "/tmp";
+}
+
+/// Takes "PID-START" from behind `head`.
+std::optional<Owner> parse_owner(std::string_view name, std::string_view head, bool keep) {
+  if (name.substr(0, head.size()) != head) return std::nullopt;
+  name.remove_prefix(head.size());
+  Owner owner;
+  owner.keep = keep;
+  auto [dash, error] = std::from_chars(name.data(), name.data() + name.size(), owner.pid);
+  if (error != std::errc() || dash == name.data() + name.size() || *dash != '-')
+    return std::nullopt;
+  auto [end, error2] = std::from_chars(dash + 1, name.data() + name.size(), owner.start);
+  if (error2 != std::errc() || owner.pid <= 0) return std::nullopt;
+  return owner;
+}
+
+std::vector<std::string> list(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    names.push_back(it->path().filename().string());
+  }
+  return names;
+}
+
+std::vector<std::string> namespaces_of(const Owner& owner) {
+  std::vector<std::string> paths;
+  auto prefix = owner.prefix();
+  for (const auto& name : list(kNamespaces)) {
+    if (name.compare(0, prefix.size(), prefix) == 0)
+      paths.push_back(fmt::format("{}/{}", kNamespaces, name));
+  }
+  return paths;
+}
+
+/// Kills the processes inside the given network namespaces; true when there were some.
+bool kill_inside(const std::set<ino_t>& inodes) {
+  bool found = false;
+  for (const auto& name : list("/proc")) {
+    pid_t pid = 0;
+    std::from_chars(name.data(), name.data() + name.size(), pid);
+    struct stat net {};
+    if (pid <= 1 || stat(fmt::format("/proc/{}/ns/net", pid).c_str(), &net) != 0) continue;
+    if (inodes.count(net.st_ino) == 0 || pid == getpid()) continue;
+    kill(pid, SIGKILL);
+    found = true;
+  }
+  return found;
+}
+
+}  // namespace
+
+Owner Owner::self(bool keep) { return {getpid(), start_time(getpid()), keep}; }
+
+bool Owner::alive() const { return start_time(pid) == start; }
+
+std::string Owner::prefix() const {
+  return fmt::format("paceline-{}{}-{}-", keep ? "keep-" : "", pid, start);
+}
+
+std::string Owner::directory() const {
+  return fmt::format("{}/paceline-lab-{}{}-{}", temporary_directory(), keep ? "keep-" : "", pid,
+                     start);
+}
+
+void remove_lab(const Owner& owner) {
+  auto paths = namespaces_of(owner);
+  struct stat own {};
+  stat("/proc/self/ns/net", &own);
+  std::set<ino_t> inodes;
+  for (const auto& path : paths) {
+    struct stat s {};
+    // A file that is no namespace (its mount is gone) has another inode; ours must never be among
+    // them.
+    if (stat(path.c_str(), &s) == 0 && s.st_dev == own.st_dev && s.st_ino != own.st_ino)
+      inodes.insert(s.st_ino);
+  }
+  for (int i = 0; i < 100 && !inodes.empty() && kill_inside(inodes); ++i) usleep(5000);
+  for (const auto& path : paths) {
+    umount2(path.c_str(), MNT_DETACH);
+    unlink(path.c_str());
+  }
+  std::error_code error;
+  fs::remove_all(owner.directory(), error);
+}
+
+int remove_stale(bool kept_too) {
+  std::vector<Owner> found;
+  auto note = [&](const std::string& name, std::string_view head, bool keep) {
+    auto owner = parse_owner(name, head, keep);
+    if (!owner || (keep && !kept_too)) return;
+    if (owner->alive()) return;
+    auto same = [&](const Owner& o) { return o.prefix() == owner->prefix(); };
+    if (std::none_of(found.begin(), found.end(), same)) found.push_back(*owner);
+  };
+  for (const auto& name : list(kNamespaces)) {
+    note(name, "paceline-keep-", true);
+    note(name, "paceline-", false);
+  }
+  for (const auto& name : list(temporary_directory())) {
+    struct stat s {};
+    if (stat((temporary_directory() + "/" + name).c_str(), &s) != 0 || s.st_uid != geteuid())
+      continue;
+    note(name, "paceline-lab-keep-", true);
+    note(name, "paceline-lab-", false);
+  }
+  for (const auto& owner : found) remove_lab(owner);
+  return static_cast<int>(found.size());
+}
+
+Result<Janitor> Janitor::start(const Owner& owner) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0)
+    return Status(Code::kResourceExhausted, "pipe: out of descriptors");
+  pid_t pid = fork();
+  if (pid < 0)
+    return Status(Code::kResourceExhausted, fmt::format("fork: {}", std::strerror(errno)));
+  if (pid == 0) {
+    setsid();  // Ctrl-C reaches the lab, not its janitor
+    for (int s : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) signal(s, SIG_IGN);
+    prctl(PR_SET_NAME, "lab-janitor");
+    // The lab's output may be a pipe whose reader waits for its end: hold nothing but our own end.
+    int null = open("/dev/null", O_RDWR);
+    for (int fd = 0; fd < 3; ++fd) dup2(null, fd);
+    dup2(ends[0], 3);
+    close_range(4, ~0U, 0);
+    char order = 0;
+    while (read(3, &order, 1) < 0 && errno == EINTR) {
+    }
+    if (order != 'k') remove_lab(owner);
+    _exit(0);
+  }
+  close(ends[0]);
+  Janitor janitor;
+  janitor.pipe_ = ends[1];
+  janitor.pid_ = pid;
+  return janitor;
+}
+
+Janitor::Janitor(Janitor&& other) noexcept
+    : pipe_(std::exchange(other.pipe_, -1)), pid_(std::exchange(other.pid_, -1)) {}
+
+Janitor& Janitor::operator=(Janitor&& other) noexcept {
+  std::swap(pipe_, other.pipe_);
+  std::swap(pid_, other.pid_);
+  return *this;
+}
+
+void Janitor::dismiss(bool keep) {
+  if (pipe_ < 0) return;
+  char order = keep ? 'k' : 'd';
+  [[maybe_unused]] auto written = write(pipe_, &order, 1);
+  close(std::exchange(pipe_, -1));
+  int status = 0;
+  while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  }
+}
+
+}  // namespace paceline::lab

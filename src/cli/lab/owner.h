@@ -1,0 +1,55 @@
+// Who made a lab, and everything that a lab leaves in the system, so that it can be removed: by the
+// lab itself, by its janitor (when the lab was killed), or by the next lab (when both were).
+//
+// A lab is named after its owner's pid and start time: a name that no other process can have while
+// the machine is up. Namespaces are called paceline-PID-START-n0 … and -sw (the switch); files live
+// in $TMPDIR/paceline-lab-PID-START. With --keep the names begin with paceline-keep- and only
+// --remove-kept ends them.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+
+#include "base/status.h"
+
+namespace paceline::lab {
+
+struct Owner {
+  pid_t pid = 0;
+  uint64_t start = 0;  ///< clock ticks after boot, from /proc/PID/stat
+  bool keep = false;
+
+  static Owner self(bool keep);
+  [[nodiscard]] bool alive() const;
+  /// "paceline-PID-START-" or "paceline-keep-PID-START-".
+  [[nodiscard]] std::string prefix() const;
+  /// The lab's own folder.
+  [[nodiscard]] std::string directory() const;
+};
+
+/// Kills every process in the owner's namespaces, removes them and the folder. Does nothing where
+/// nothing is left.
+void remove_lab(const Owner& owner);
+/// Removes what dead owners have left behind; kept labs too if asked. Returns how many labs were
+/// removed.
+int remove_stale(bool kept_too);
+
+/// A process that outlives a killed lab by the moment that it takes to clean up.
+class Janitor {
+ public:
+  /// Forks; call before there are threads.
+  static Result<Janitor> start(const Owner& owner);
+  Janitor() = default;
+  Janitor(Janitor&& other) noexcept;
+  Janitor& operator=(Janitor&& other) noexcept;
+  ~Janitor() { dismiss(false); }
+  /// Orderly end: the lab has cleaned up, or `keep`s.
+  void dismiss(bool keep);
+
+ private:
+  int pipe_ = -1;
+  pid_t pid_ = -1;
+};
+
+}  // namespace paceline::lab

@@ -1,0 +1,58 @@
+// Starts the command once per rank, each inside its node, carries its output, and waits.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "cli/lab/network.h"
+
+namespace paceline::lab {
+
+/// Keeps a node's mounts and host name alive: /sys that shows the node's NIC, a /dev/shm and
+/// /etc/hosts of its own.
+class NodeHolder {
+ public:
+  /// Forks; call before there are threads.
+  static Result<NodeHolder> start(const Node& node);
+  NodeHolder(NodeHolder&& other) noexcept;
+  NodeHolder& operator=(NodeHolder&& other) noexcept;
+  ~NodeHolder();
+  [[nodiscard]] pid_t pid() const { return pid_; }
+
+ private:
+  explicit NodeHolder(pid_t pid) : pid_(pid) {}
+  pid_t pid_ = -1;
+};
+
+struct RankSpec {
+  int rank = 0;
+  int node = 0;
+  pid_t holder = -1;                               ///< whose namespaces to join; -1: none
+  std::map<std::string, std::string> environment;  ///< over the lab's own
+};
+
+struct RankResult {
+  int exit_code = -1;  ///< 128 + signal where one killed it
+  double seconds = 0;
+  double cpu_seconds = 0;
+  long max_rss_kb = 0;
+};
+
+struct RunResult {
+  int exit_code = 0;       ///< the first failing rank's
+  int first_failed = -1;   ///< rank
+  int interrupted_by = 0;  ///< signal
+  std::vector<RankResult> ranks;
+};
+
+/// `signal_fd`: a signalfd for SIGINT, SIGTERM and SIGHUP, which are blocked.
+Result<RunResult> run_ranks(const std::vector<RankSpec>& specs,
+                            const std::vector<std::string>& command,
+                            std::chrono::milliseconds grace, int signal_fd);
+
+}  // namespace paceline::lab

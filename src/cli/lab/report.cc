@@ -1,0 +1,129 @@
+#include "cli/lab/report.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace paceline::lab {
+namespace {
+
+/// Below this share of what TCP could carry at best, the machine, not the link, sets the pace.
+constexpr double kHolds = 0.93;
+
+std::string direction(const DirectionCalibration& d, double rate) {
+  return fmt::format("{:>11} ({:5.1f} %)  {:>7.0f} kB", format_rate(d.payload_bps),
+                     100 * d.payload_bps / rate, d.ahead_bytes / 1e3);
+}
+
+nlohmann::json to_json(const DirectionCalibration& d) {
+  nlohmann::json j = {{"payload_bps", d.payload_bps},
+                      {"ahead_after_idle_bytes", d.ahead_bytes},
+                      {"flows", d.flows}};
+  if (d.one_flow_bps > 0) j["one_flow_bps"] = d.one_flow_bps;
+  return j;
+}
+
+nlohmann::json to_json(const Traffic& t) {
+  return {{"bytes", t.bytes}, {"packets", t.packets}, {"drops", t.drops}};
+}
+
+}  // namespace
+
+std::string describe(const Options& o, const std::string& congestion) {
+  auto text = fmt::format("{} node{} × {} rank{}, {} both ways, MTU {}, {}", o.nodes,
+                          o.nodes == 1 ? "" : "s", o.slots, o.slots == 1 ? "" : "s",
+                          format_rate(o.rate_bps), o.mtu, congestion);
+  if (o.per_flow_bps > 0) text += fmt::format(", a flow at most {}", format_rate(o.per_flow_bps));
+  if (o.delay.count() > 0)
+    text += fmt::format(", {:.0f} µs more each way", static_cast<double>(o.delay.count()) / 1e3);
+  if (o.loss > 0) text += fmt::format(", {:.3g} % lost", o.loss * 100);
+  if (!o.profile.empty()) text += fmt::format(" (profile {})", o.profile);
+  return text;
+}
+
+std::string calibration_table(const Options& o, const std::vector<LinkCalibration>& links) {
+  auto text = fmt::format("lab: {:<6} {:<21} {:>10}  {:<21} {:>10}\n", "link", "up, TCP payload",
+                          "after idle", "down, TCP payload", "after idle");
+  bool holds = true;
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    const auto& l = links[i];
+    text += fmt::format("lab: node{:<2} {}  {}\n", i, direction(l.up, o.rate_bps),
+                        direction(l.down, o.rate_bps));
+    if (l.up.one_flow_bps > 0) {
+      text += fmt::format("lab:        one flow up {} ({:.1f} % of its cap)\n",
+                          format_rate(l.up.one_flow_bps), 100 * l.up.one_flow_bps / o.per_flow_bps);
+    }
+    holds =
+        holds && std::min(l.up.payload_bps, l.down.payload_bps) >= kHolds * kTcpShare * o.rate_bps;
+  }
+  if (!holds) {
+    text += fmt::format(
+        "lab: warning: this machine does not hold {} on every link ({}): compare with the measured "
+        "rates, not with the nominal one\n",
+        format_rate(o.rate_bps), o.loss > 0 ? "loss takes its share" : "it has too few free cores");
+  }
+  return text;
+}
+
+std::string traffic_table(const std::vector<LinkTraffic>& used, double seconds) {
+  auto text = fmt::format("lab: {:<6} {:>12} {:>12} {:>12} {:>12} {:>8}\n", "link", "up MB", "mean",
+                          "down MB", "mean", "dropped");
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    const auto& l = used[i];
+    auto mean = [&](const Traffic& t) {
+      return format_rate(static_cast<double>(t.bytes) * 8 / seconds);
+    };
+    text += fmt::format("lab: node{:<2} {:>12.3f} {:>12} {:>12.3f} {:>12} {:>8}\n", i,
+                        static_cast<double>(l.up.bytes) / 1e6, mean(l.up),
+                        static_cast<double>(l.down.bytes) / 1e6, mean(l.down),
+                        l.up.drops + l.down.drops);
+  }
+  return text;
+}
+
+Status write_report(const Report& r, const std::string& path) {
+  nlohmann::json j = {{"nodes", r.options.nodes},
+                      {"slots", r.options.slots},
+                      {"rate_bps", r.options.rate_bps},
+                      {"per_flow_bps", r.options.per_flow_bps},
+                      {"delay_ns", r.options.delay.count()},
+                      {"loss", r.options.loss},
+                      {"mtu", r.options.mtu},
+                      {"congestion", r.congestion},
+                      {"profile", r.options.profile},
+                      {"loopback", r.options.loopback},
+                      {"command", r.options.command},
+                      {"seconds", r.seconds},
+                      {"exit_code", r.run.exit_code},
+                      {"first_failed_rank", r.run.first_failed}};
+  j["ranks"] = nlohmann::json::array();
+  for (std::size_t i = 0; i < r.run.ranks.size(); ++i) {
+    const auto& rank = r.run.ranks[i];
+    j["ranks"].push_back({{"rank", i},
+                          {"exit_code", rank.exit_code},
+                          {"seconds", rank.seconds},
+                          {"cpu_seconds", rank.cpu_seconds},
+                          {"max_rss_kb", rank.max_rss_kb}});
+  }
+  j["links"] = nlohmann::json::array();
+  for (std::size_t i = 0; i < r.traffic.size(); ++i) {
+    nlohmann::json link = {
+        {"node", i}, {"up", to_json(r.traffic[i].up)}, {"down", to_json(r.traffic[i].down)}};
+    if (i < r.calibration.size()) {
+      link["calibration"] = {{"up", to_json(r.calibration[i].up)},
+                             {"down", to_json(r.calibration[i].down)}};
+    }
+    j["links"].push_back(link);
+  }
+  std::ofstream file(path);
+  file << j.dump(2) << "\n" << std::flush;
+  if (!file)
+    return {Code::kResourceExhausted,
+            fmt::format("can't write the report {}: {}", path, std::strerror(errno))};
+  return Status::ok();
+}
+
+}  // namespace paceline::lab
