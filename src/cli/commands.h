@@ -21,6 +21,7 @@ struct Invocation {
 using AddCommand = void (*)(CLI::App& app, Invocation& invocation);
 
 void add_run(CLI::App& app, Invocation& invocation);
+void add_doctor(CLI::App& app, Invocation& invocation);
 
 /// Makes `run`'s words regular: mpirun's long options with one dash (`-np 4`, `-hostfile F`) get
 /// their second, and "--" is put in front of the user's command where it was left out.

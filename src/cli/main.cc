@@ -7,6 +7,7 @@ namespace {
 
 constexpr paceline::cli::AddCommand kCommands[] = {
     paceline::cli::add_run,
+    paceline::cli::add_doctor,
 };
 
 int run_main(int argc, char** argv) {

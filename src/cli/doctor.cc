@@ -1,0 +1,148 @@
+// `paceline doctor`: what this machine offers a job, what is wrong with it, and each fix.
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/settings.h"
+#include "cli/commands.h"
+#include "cli/doctor_checks.h"
+#include "paceline/comm.h"
+
+namespace paceline::cli {
+namespace {
+
+struct Options {
+  bool settings = false;
+  bool markdown = false;
+  bool json = false;
+  std::string face;
+};
+
+const char* mark(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kGood:
+      return "ok";
+    case Verdict::kNote:
+      return "note";
+    case Verdict::kWarning:
+      return "warning";
+    case Verdict::kFailure:
+      return "FAILURE";
+  }
+  return "?";
+}
+
+int print_settings(const Options& options) {
+  if (options.markdown) {
+    std::cout << Settings::to_markdown();
+    return 0;
+  }
+  auto face = parse_face(options.face);
+  if (!face.is_ok()) {
+    std::cerr << "paceline doctor: " << face.status().message() << "\n";
+    return 2;
+  }
+  auto settings = Settings::load(face.value());
+  if (!settings.is_ok()) {
+    std::cerr << "paceline doctor: " << settings.status().message() << "\n";
+    return 1;
+  }
+  if (options.json) {
+    std::cout << settings->to_json() << "\n";
+    return 0;
+  }
+  for (const auto& row : nlohmann::json::parse(settings->to_json())) {
+    auto source = row["source"].get<std::string>();
+    fmt::print("{:34} {:16} {:28} {}\n", row["variable"].get<std::string>(),
+               row["value"].get<std::string>(), source.empty() ? "(default)" : "from " + source,
+               row["text"].get<std::string>());
+  }
+  return 0;
+}
+
+int diagnose(const Options& options) {
+  Findings findings;
+  for (auto check : {check_settings, check_machine, check_shared_memory, check_network,
+                     check_libraries, check_launchers, check_lab})
+    check(findings);
+  if (options.json) {
+    auto out = nlohmann::json::array();
+    for (const auto& f : findings)
+      out.push_back({{"subject", f.subject},
+                     {"verdict", mark(f.verdict)},
+                     {"found", f.found},
+                     {"fix", f.fix}});
+    std::cout << out.dump(1) << "\n";
+  } else {
+    fmt::print("paceline {}\n", paceline_version());
+    for (const auto& f : findings) {
+      fmt::print("{:8} {:22} {}\n", mark(f.verdict), f.subject, f.found);
+      if (!f.fix.empty()) fmt::print("{:8} {:22} fix: {}\n", "", "", f.fix);
+    }
+  }
+  auto failed = std::count_if(findings.begin(), findings.end(),
+                              [](const Finding& f) { return f.verdict == Verdict::kFailure; });
+  if (!options.json) {
+    std::cout << (failed ? std::to_string(failed) + " things would stop a job\n"
+                         : std::string("nothing would stop a job\n"));
+  }
+  return failed ? 1 : 0;
+}
+
+}  // namespace
+
+void check_settings(Findings& findings) {
+  auto settings = Settings::load(Face::kPaceline);
+  if (!settings.is_ok()) {
+    findings.push_back({"settings", Verdict::kFailure, settings.status().message(),
+                        "see paceline doctor --settings"});
+    return;
+  }
+  findings.push_back({"settings", Verdict::kGood, "no contradiction", ""});
+  for (const auto& warning : settings->warnings())
+    findings.push_back({"settings", Verdict::kNote, warning, "unset it to silence this"});
+  if (settings->is_set("secret_file")) {
+    const auto& path = settings->text("secret_file");
+    struct stat info {};
+    if (access(path.c_str(), R_OK) != 0 || stat(path.c_str(), &info) != 0) {
+      findings.push_back({"secret", Verdict::kFailure,
+                          fmt::format("PACELINE_SECRET_FILE={} cannot be read", path),
+                          "create it on every node: openssl rand -hex 32 > FILE; chmod 600 FILE"});
+    } else if (info.st_mode & 077) {
+      findings.push_back({"secret", Verdict::kWarning,
+                          fmt::format("{} is readable by others", path),
+                          fmt::format("chmod 600 {}", path)});
+    } else {
+      findings.push_back({"secret", Verdict::kGood, path, ""});
+    }
+  } else {
+    findings.push_back({"secret", Verdict::kGood,
+                        settings->is_set("secret")
+                            ? "from the environment (other processes of this user can read it)"
+                            : "made by the launcher, or by rank 0 through the launcher's own store",
+                        ""});
+  }
+}
+
+void add_doctor(CLI::App& app, Invocation& invocation) {
+  auto* command =
+      app.add_subcommand("doctor", "what this machine offers and what is wrong, each with its fix");
+  auto options = std::make_shared<Options>();
+  command->add_flag("--settings", options->settings,
+                    "every setting, its value and where it came from");
+  command->add_flag("--markdown", options->markdown, "with --settings: the manual page");
+  command->add_flag("--json", options->json, "for programs");
+  command->add_option("--face", options->face,
+                      "whose defaults hold: paceline, perseus, tiacc_training, light, horovod");
+  command->callback([options, &invocation] {
+    invocation.exit_code =
+        options->settings || options->markdown ? print_settings(*options) : diagnose(*options);
+  });
+}
+
+}  // namespace paceline::cli

@@ -1,0 +1,32 @@
+// What `paceline doctor` looks at: one function a subject, each finding with its fix.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace paceline::cli {
+
+enum class Verdict {
+  kGood,
+  kNote,     ///< worth knowing; nothing is lost for this job
+  kWarning,  ///< works, but slower or less safe than it could
+  kFailure,  ///< a job would not start or not survive
+};
+
+struct Finding {
+  std::string subject;  ///< "shared memory"
+  Verdict verdict = Verdict::kGood;
+  std::string found;  ///< what is there
+  std::string fix;    ///< what to do; empty for kGood
+};
+using Findings = std::vector<Finding>;
+
+void check_settings(Findings& findings);       ///< the environment's variables, the secret
+void check_machine(Findings& findings);        ///< cores, memory, kernel, threads per rank, limits
+void check_shared_memory(Findings& findings);  ///< /dev/shm, memfd, process_vm_readv
+void check_network(Findings& findings);        ///< interfaces, host name, TCP limits
+void check_libraries(Findings& findings);      ///< CUDA driver, NCCL, PMIx: found at run time
+void check_launchers(Findings& findings);  ///< the environment's launcher, programs to start jobs
+void check_lab(Findings& findings);        ///< what `paceline lab` needs
+
+}  // namespace paceline::cli

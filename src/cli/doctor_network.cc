@@ -1,0 +1,158 @@
+// doctor: interfaces, names, TCP limits, and what the lab needs.
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "cli/doctor_checks.h"
+
+namespace paceline::cli {
+namespace {
+
+std::string read_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::set<std::string> interfaces_up() {
+  std::set<std::string> names;
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return names;
+  for (auto* entry = list; entry; entry = entry->ifa_next) {
+    bool address = entry->ifa_addr && (entry->ifa_addr->sa_family == AF_INET ||
+                                       entry->ifa_addr->sa_family == AF_INET6);
+    if (address && (entry->ifa_flags & IFF_UP) && !(entry->ifa_flags & IFF_LOOPBACK))
+      names.insert(entry->ifa_name);
+  }
+  freeifaddrs(list);
+  return names;
+}
+
+void check_interfaces(Findings& findings) {
+  auto names = interfaces_up();
+  if (names.empty()) {
+    findings.push_back({"network", Verdict::kNote, "no interface besides loopback is up",
+                        "several nodes need one: ip link set … up"});
+    return;
+  }
+  std::string text;
+  for (const auto& name : names) {
+    auto speed = read_line("/sys/class/net/" + name + "/speed");
+    auto mtu = read_line("/sys/class/net/" + name + "/mtu");
+    bool known = !speed.empty() && speed[0] != '-';
+    text += fmt::format("{}{} (MTU {}{})", text.empty() ? "" : ", ", name, mtu,
+                        known ? ", " + speed + " Mb/s" : "");
+  }
+  findings.push_back({"network", Verdict::kGood, text, ""});
+  const char* chosen = std::getenv("PACELINE_INTERFACE");
+  if (chosen && *chosen && chosen[0] != '^' && chosen[0] != '=') {
+    bool found = false;
+    for (const auto& name : names) found |= name.rfind(chosen, 0) == 0;
+    if (!found)
+      findings.push_back(
+          {"interface", Verdict::kFailure,
+           fmt::format("PACELINE_INTERFACE={} matches no interface that is up", chosen),
+           fmt::format("set it to one of {}", text)});
+  }
+}
+
+void check_name(Findings& findings) {
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  addrinfo* list = nullptr;
+  int code = getaddrinfo(host, nullptr, nullptr, &list);
+  if (code == 0) freeaddrinfo(list);
+  findings.push_back(
+      {"host name", code == 0 ? Verdict::kGood : Verdict::kNote,
+       code == 0 ? host : fmt::format("{} does not resolve: {}", host, gai_strerror(code)),
+       code == 0 ? "" : fmt::format("add it to /etc/hosts, or give MASTER_ADDR as an address")});
+}
+
+void check_tcp(Findings& findings) {
+  std::istringstream words(read_line("/proc/sys/net/ipv4/tcp_wmem"));
+  long low = 0;
+  long usual = 0;
+  long high = 0;
+  words >> low >> usual >> high;
+  bool small = high < (4L << 20);
+  findings.push_back({"TCP buffers", small ? Verdict::kWarning : Verdict::kGood,
+                      fmt::format("up to {} KiB a flow", high / 1024),
+                      small ? "sysctl -w net.ipv4.tcp_wmem='4096 65536 16777216' "
+                              "net.ipv4.tcp_rmem='4096 131072 16777216'"
+                            : ""});
+  findings.push_back({"congestion control", Verdict::kGood,
+                      read_line("/proc/sys/net/ipv4/tcp_congestion_control"), ""});
+}
+
+bool program_exists(const std::string& name) {
+  const char* path = std::getenv("PATH");
+  std::istringstream parts(path ? path : "/usr/sbin:/usr/bin:/sbin:/bin");
+  for (std::string part; std::getline(parts, part, ':');)
+    if (access((part + "/" + name).c_str(), X_OK) == 0) return true;
+  return access(("/usr/sbin/" + name).c_str(), X_OK) == 0 ||
+         access(("/sbin/" + name).c_str(), X_OK) == 0;
+}
+
+bool can_make_namespace() {
+  pid_t child = fork();
+  if (child == 0) _exit(unshare(CLONE_NEWNET) == 0 ? 0 : 1);
+  int status = 1;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+void check_network(Findings& findings) {
+  check_interfaces(findings);
+  check_name(findings);
+  check_tcp(findings);
+}
+
+void check_lab(Findings& findings) {
+  std::string missing;
+  if (geteuid() != 0) missing = "root";
+  if (!program_exists("ip") || !program_exists("tc"))
+    missing += std::string(missing.empty() ? "" : ", ") + "ip and tc";
+  if (!can_make_namespace())
+    missing += std::string(missing.empty() ? "" : ", ") + "network namespaces";
+  findings.push_back({"paceline lab", missing.empty() ? Verdict::kGood : Verdict::kNote,
+                      missing.empty() ? "can make nodes with shaped links here"
+                                      : "cannot shape links here: no " + missing,
+                      missing.empty() ? ""
+                                      : "run as root (in a container: --privileged) with iproute2 "
+                                        "installed; else it runs over loopback, unshaped"});
+}
+
+void check_launchers(Findings& findings) {
+  std::string found;
+  for (const char* name : {"torchrun", "mpirun.openmpi", "mpirun.mpich", "mpirun", "srun", "ssh"})
+    if (program_exists(name)) found += std::string(found.empty() ? "" : ", ") + name;
+  findings.push_back(
+      {"launchers", Verdict::kGood, found.empty() ? "paceline run" : "paceline run, " + found, ""});
+  const char* rank = std::getenv("RANK");
+  const char* world = std::getenv("WORLD_SIZE");
+  const char* port = std::getenv("MASTER_PORT");
+  if (rank && !world)
+    findings.push_back({"launcher", Verdict::kFailure, "RANK is set but WORLD_SIZE is not",
+                        "start the script with torchrun or paceline run"});
+  const char* ours = std::getenv("PACELINE_PORT");
+  const char* perseus = std::getenv("PERSEUS_MASTER_PORT");
+  const char* bootstrap = ours ? ours : perseus;
+  if (port && bootstrap && std::string(port) == bootstrap)
+    findings.push_back({"ports", Verdict::kFailure,
+                        fmt::format("MASTER_PORT and Paceline's port are both {}", port),
+                        "set PACELINE_PORT to another port"});
+}
+
+}  // namespace paceline::cli

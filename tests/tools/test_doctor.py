@@ -1,0 +1,92 @@
+"""`paceline doctor` on this machine, with good and bad environments."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "build" / "bin" / "paceline"
+
+
+def doctor(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
+    return subprocess.run(
+        [PROGRAM, "doctor", *arguments],
+        env={**env, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def findings(**variables: str) -> dict[str, dict]:
+    return {f["subject"]: f for f in json.loads(doctor("--json", **variables).stdout)}
+
+
+def test_every_finding_that_is_not_good_has_a_fix():
+    for finding in json.loads(doctor("--json").stdout):
+        assert finding["found"], finding
+        assert bool(finding["fix"]) == (finding["verdict"] != "ok"), finding
+
+
+def test_machine_is_described_truly():
+    machine = findings()["machine"]["found"]
+    assert f"{os.cpu_count()} cores" in machine
+    assert os.uname().release in machine
+
+
+@pytest.mark.parametrize(
+    ("variables", "subject", "words"),
+    [
+        ({"PACELINE_TOPK_RATO": "1"}, "settings", "did you mean PACELINE_TOPK_RATIO"),
+        ({"MASTER_PORT": "6666", "PACELINE_PORT": "6666"}, "ports", "both 6666"),
+        ({"RANK": "0"}, "launcher", "WORLD_SIZE is not"),
+        ({"PACELINE_SECRET_FILE": "/nonexistent/secret"}, "secret", "cannot be read"),
+        ({"PACELINE_INTERFACE": "nosuchnic"}, "interface", "nosuchnic"),
+    ],
+)
+def test_what_would_stop_a_job_fails_by_name(variables, subject, words):
+    done = doctor("--json", **variables)
+    assert done.returncode == 1
+    finding = {f["subject"]: f for f in json.loads(done.stdout)}[subject]
+    assert finding["verdict"] == "FAILURE"
+    assert words in finding["found"]
+
+
+def test_too_many_threads_are_pointed_out():
+    finding = findings(OMP_NUM_THREADS="64", LOCAL_WORLD_SIZE="8")["threads"]
+    assert finding["verdict"] == "warning"
+    assert "OMP_NUM_THREADS=" in finding["fix"]
+
+
+def test_a_secret_that_others_can_read_is_pointed_out(tmp_path):
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef0123456789abcdef")
+    path.chmod(0o644)
+    assert "chmod 600" in findings(PACELINE_SECRET_FILE=str(path))["secret"]["fix"]
+    path.chmod(0o600)
+    assert findings(PACELINE_SECRET_FILE=str(path))["secret"]["verdict"] == "ok"
+
+
+def test_settings_show_value_and_source():
+    rows = {r["variable"]: r for r in json.loads(doctor("--settings", "--json", LIGHT_TOPK_RATIO="0.05").stdout)}
+    assert rows["PACELINE_TOPK_RATIO"]["value"] == "0.05"
+    assert rows["PACELINE_TOPK_RATIO"]["source"] == "LIGHT_TOPK_RATIO"
+    assert rows["PACELINE_CODEC"]["source"] == ""
+
+
+def test_faces_have_their_own_defaults():
+    rows = {r["variable"]: r for r in json.loads(doctor("--settings", "--json", "--face", "perseus").stdout)}
+    assert rows["PACELINE_CODEC"]["value"] == "fp16"
+    assert doctor("--settings", "--face", "nobody").returncode == 2
+
+
+def test_the_manual_page_is_up_to_date():
+    page = doctor("--settings", "--markdown").stdout
+    assert (ROOT / "docs" / "settings.md").read_text() == page, (
+        "run: build/bin/paceline doctor --settings --markdown >docs/settings.md"
+    )
