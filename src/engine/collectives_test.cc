@@ -1,0 +1,331 @@
+// Every collective over the engine and real plans, random inputs, against references computed here.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <numeric>
+
+#include "engine/engine_test_util.h"
+
+namespace paceline::engine {
+namespace {
+
+using plan::Algorithm;
+using plan::Collective;
+
+template <class T>
+constexpr DType dtype_of() {
+  if constexpr (std::is_same_v<T, float>) return DType::kFloat32;
+  if constexpr (std::is_same_v<T, double>) return DType::kFloat64;
+  if constexpr (std::is_same_v<T, int8_t>) return DType::kInt8;
+  if constexpr (std::is_same_v<T, int16_t>) return DType::kInt16;
+  if constexpr (std::is_same_v<T, int32_t>) return DType::kInt32;
+  if constexpr (std::is_same_v<T, int64_t>) return DType::kInt64;
+  return DType::kUInt8;
+}
+
+struct Layout {
+  Rank size;
+  int slots;
+};
+void PrintTo(const Layout& l, std::ostream* out) {
+  *out << l.size << " ranks, " << l.slots << " a node";
+}
+
+class Collectives : public testing::TestWithParam<Layout> {
+ protected:
+  EngineOptions options() {
+    EngineOptions o;
+    o.piece_bytes = 4096;  // so that small buffers are cut, too
+    return o;
+  }
+  Rank size() { return GetParam().size; }
+  std::mt19937_64 random_{20240611};
+
+  template <class T>
+  void all_reduce(Cluster& cluster, ReduceOp op, std::size_t n, Algorithm algorithm,
+                  bool in_place) {
+    // Small values, so that sums and products are exact in every order.
+    int high = op == ReduceOp::kProduct ? 1 : 7;
+    std::vector<std::vector<T>> in;
+    for (Rank r = 0; r < size(); ++r)
+      in.push_back(
+          random_values<T>(random_, n, std::numeric_limits<T>::is_signed ? -high : 0, high));
+    auto expected = reduced(op, in);
+    std::vector<std::vector<T>> out(in.size());
+    auto kept = in;
+    std::vector<OpId> ids;
+    for (Rank r = 0; r < size(); ++r) {
+      auto i = static_cast<std::size_t>(r);
+      out[i].resize(n, T(99));
+      Operation o;
+      o.dtype = dtype_of<T>();
+      o.op = op;
+      o.count = n;
+      o.algorithm = algorithm;
+      o.input = in[i].data();
+      o.output = in_place ? in[i].data() : out[i].data();
+      auto id = cluster[r].submit(o, cluster.now);
+      ASSERT_TRUE(id) << id.status().to_string();
+      ids.push_back(*id);
+    }
+    cluster.expect_ok(ids);
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      ASSERT_EQ(in_place ? in[i] : out[i], expected)
+          << "rank " << i << ", " << reduce_op_name(op) << ", " << n << " elements, "
+          << plan::algorithm_name(algorithm);
+      if (!in_place) {
+        ASSERT_EQ(in[i], kept[i]) << "an input was written to";
+      }
+    }
+  }
+};
+
+TEST_P(Collectives, AllReduceByEveryAlgorithmAndOperation) {
+  Cluster cluster(size(), GetParam().slots, options());
+  for (auto algorithm : {Algorithm::kAuto, Algorithm::kRing, Algorithm::kDoubling, Algorithm::kTree,
+                         Algorithm::kDirect, Algorithm::kTwoLevel}) {
+    for (auto op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      for (std::size_t n : {0, 1, 7, 1000, 5003}) {
+        all_reduce<float>(cluster, op, n, algorithm, n % 2 == 0);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(Collectives, AllReduceOfEveryType) {
+  Cluster cluster(size(), GetParam().slots, options());
+  for (std::size_t n : {3, 4099}) {
+    all_reduce<double>(cluster, ReduceOp::kAverage, n, Algorithm::kAuto, false);
+    all_reduce<int8_t>(cluster, ReduceOp::kMax, n, Algorithm::kAuto, true);
+    all_reduce<int16_t>(cluster, ReduceOp::kSum, n, Algorithm::kAuto, false);
+    all_reduce<int32_t>(cluster, ReduceOp::kProduct, n, Algorithm::kAuto, false);
+    all_reduce<int64_t>(cluster, ReduceOp::kSum, n, Algorithm::kAuto, true);
+    all_reduce<uint8_t>(cluster, ReduceOp::kMin, n, Algorithm::kAuto, false);
+  }
+}
+
+TEST_P(Collectives, BroadcastFromEveryRoot) {
+  Cluster cluster(size(), GetParam().slots, options());
+  for (Rank root = 0; root < size(); ++root) {
+    for (std::size_t n : {1, 5000}) {
+      auto value = random_values<int32_t>(random_, n);
+      std::vector<std::vector<int32_t>> out(static_cast<std::size_t>(size()),
+                                            std::vector<int32_t>(n, -1));
+      std::vector<OpId> ids;
+      for (Rank r = 0; r < size(); ++r) {
+        Operation o;
+        o.collective = Collective::kBroadcast;
+        o.dtype = DType::kInt32;
+        o.count = n;
+        o.root = root;
+        o.input = r == root ? value.data() : nullptr;
+        o.output = out[static_cast<std::size_t>(r)].data();
+        auto id = cluster[r].submit(o, cluster.now);
+        ASSERT_TRUE(id) << id.status().to_string();
+        ids.push_back(*id);
+      }
+      cluster.expect_ok(ids);
+      for (auto& v : out) ASSERT_EQ(v, value);
+    }
+  }
+}
+
+TEST_P(Collectives, UnevenAllGatherReduceScatterGatherScatter) {
+  Cluster cluster(size(), GetParam().slots, options());
+  for (int round = 0; round < 6; ++round) {
+    std::vector<uint64_t> counts(static_cast<std::size_t>(size()));
+    for (auto& c : counts) c = random_() % 3 == 0 ? 0 : random_() % 3000;
+    auto total = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+    auto collective = round % 4 == 0   ? Collective::kAllGather
+                      : round % 4 == 1 ? Collective::kReduceScatter
+                      : round % 4 == 2 ? Collective::kGather
+                                       : Collective::kScatter;
+    Rank root = static_cast<Rank>(random_() % static_cast<uint64_t>(size()));
+    bool collects = collective == Collective::kAllGather || collective == Collective::kGather;
+    std::vector<std::vector<int64_t>> in;
+    std::vector<std::vector<int64_t>> out;
+    for (auto c : counts) {
+      in.push_back(random_values<int64_t>(random_, collects ? c : total));
+      out.emplace_back(collects ? total : c, -777);
+    }
+    std::vector<int64_t> all;
+    for (std::size_t r = 0; r < in.size(); ++r) all.insert(all.end(), in[r].begin(), in[r].end());
+    auto sum = collects                             ? all
+               : collective == Collective::kScatter ? in[static_cast<std::size_t>(root)]
+                                                    : reduced(ReduceOp::kSum, in);
+    std::vector<OpId> ids;
+    for (Rank r = 0; r < size(); ++r) {
+      auto i = static_cast<std::size_t>(r);
+      Operation o;
+      o.collective = collective;
+      o.dtype = DType::kInt64;
+      o.counts = counts;
+      o.root = root;
+      o.input = in[i].data();
+      o.output = out[i].data();
+      auto id = cluster[r].submit(o, cluster.now);
+      ASSERT_TRUE(id) << id.status().to_string();
+      ids.push_back(*id);
+    }
+    cluster.expect_ok(ids);
+    uint64_t at = 0;
+    for (std::size_t r = 0; r < out.size(); ++r) {
+      if (collects) {
+        if (collective == Collective::kAllGather || static_cast<Rank>(r) == root) {
+          ASSERT_EQ(out[r], sum);
+        }
+      } else {
+        ASSERT_EQ(out[r], std::vector<int64_t>(sum.begin() + static_cast<long>(at),
+                                               sum.begin() + static_cast<long>(at + counts[r])))
+            << "rank " << r;
+      }
+      at += counts[r];
+    }
+  }
+}
+
+TEST_P(Collectives, ReduceScatterIntoAViewOfItsInput) {
+  Cluster cluster(size(), GetParam().slots, options());
+  std::size_t n = 700;
+  std::vector<std::vector<float>> in;
+  for (Rank r = 0; r < size(); ++r)
+    in.push_back(random_values<float>(random_, n * static_cast<std::size_t>(size())));
+  auto sum = reduced(ReduceOp::kSum, in);
+  std::vector<OpId> ids;
+  for (Rank r = 0; r < size(); ++r) {
+    auto i = static_cast<std::size_t>(r);
+    Operation o;
+    o.collective = Collective::kReduceScatter;
+    o.count = n;
+    o.input = in[i].data();
+    o.output = in[i].data() + i * n;
+    auto id = cluster[r].submit(o, cluster.now);
+    ASSERT_TRUE(id) << id.status().to_string();
+    ids.push_back(*id);
+  }
+  cluster.expect_ok(ids);
+  for (std::size_t r = 0; r < in.size(); ++r) {
+    for (std::size_t k = 0; k < n; ++k) ASSERT_EQ(in[r][r * n + k], sum[r * n + k]);
+  }
+}
+
+TEST_P(Collectives, UnevenAllToAll) {
+  Cluster cluster(size(), GetParam().slots, options());
+  auto n = static_cast<std::size_t>(size());
+  std::vector<std::vector<uint64_t>> counts(n, std::vector<uint64_t>(n));
+  for (auto& row : counts) {
+    for (auto& c : row) c = random_() % 4 == 0 ? 0 : random_() % 2500;
+  }
+  std::vector<std::vector<uint8_t>> in(n);
+  std::vector<std::vector<uint8_t>> out(n);
+  std::vector<std::vector<uint8_t>> expected(n);
+  std::vector<OpId> ids;
+  for (std::size_t r = 0; r < n; ++r)
+    in[r] = random_values<uint8_t>(
+        random_, std::accumulate(counts[r].begin(), counts[r].end(), uint64_t{0}), 0, 255);
+  for (std::size_t r = 0; r < n; ++r) {
+    Operation o;
+    o.collective = Collective::kAllToAll;
+    o.dtype = DType::kUInt8;
+    o.send_counts = counts[r];
+    for (std::size_t s = 0; s < n; ++s) {
+      o.receive_counts.push_back(counts[s][r]);
+      auto at =
+          std::accumulate(counts[s].begin(), counts[s].begin() + static_cast<long>(r), uint64_t{0});
+      expected[r].insert(expected[r].end(), in[s].begin() + static_cast<long>(at),
+                         in[s].begin() + static_cast<long>(at + counts[s][r]));
+    }
+    out[r].resize(expected[r].size());
+    o.input = in[r].data();
+    o.output = out[r].data();
+    auto id = cluster[static_cast<Rank>(r)].submit(o, cluster.now);
+    ASSERT_TRUE(id) << id.status().to_string();
+    ids.push_back(*id);
+  }
+  cluster.expect_ok(ids);
+  EXPECT_EQ(out, expected);
+}
+
+TEST_P(Collectives, BarrierWaitsForTheLast) {
+  if (size() == 1) return;
+  Cluster cluster(size(), GetParam().slots, options());
+  std::vector<OpId> ids;
+  Operation o;
+  o.collective = Collective::kBarrier;
+  for (Rank r = 0; r + 1 < size(); ++r) ids.push_back(*cluster[r].submit(o, cluster.now));
+  std::vector<OpId> ended;
+  for (int i = 0; i < 100; ++i) {
+    for (Rank r = 0; r < size(); ++r) cluster[r].progress(cluster.now, ended);
+  }
+  EXPECT_TRUE(ended.empty());
+  ids.push_back(*cluster[size() - 1].submit(o, cluster.now));
+  cluster.expect_ok(ids);
+}
+
+TEST_P(Collectives, HalfPrecisionOnTheWireStaysWithinItsRounding) {
+  Cluster cluster(size(), GetParam().slots, options());
+  for (auto codec : {plan::Codec::kFp16, plan::Codec::kBf16}) {
+    for (std::size_t n : {5, 20011}) {
+      std::vector<std::vector<float>> in;
+      for (Rank r = 0; r < size(); ++r) in.push_back(random_values<float>(random_, n));
+      auto expected = reduced(ReduceOp::kAverage, in);
+      std::vector<OpId> ids;
+      for (Rank r = 0; r < size(); ++r) {
+        Operation o;
+        o.op = ReduceOp::kAverage;
+        o.count = n;
+        o.codec.codec = codec;
+        o.input = o.output = in[static_cast<std::size_t>(r)].data();
+        auto id = cluster[r].submit(o, cluster.now);
+        ASSERT_TRUE(id) << id.status().to_string();
+        ids.push_back(*id);
+      }
+      cluster.expect_ok(ids);
+      double unit = codec == plan::Codec::kFp16 ? 1.0 / 2048 : 1.0 / 256;
+      for (Rank r = 0; r < size(); ++r) {
+        auto& mine = in[static_cast<std::size_t>(r)];
+        ASSERT_EQ(mine, in[0]) << "ranks must end bit-identical";
+        for (std::size_t k = 0; k < n; ++k)
+          ASSERT_NEAR(mine[k], expected[k], 50.0 * unit * (size() + 2)) << "element " << k;
+      }
+    }
+  }
+}
+
+TEST_P(Collectives, ManyAtOnceInSubmissionOrder) {
+  Cluster cluster(size(), GetParam().slots, options());
+  constexpr int kOps = 40;
+  std::vector<std::vector<std::vector<float>>> buffers(static_cast<std::size_t>(size()));
+  std::vector<std::vector<float>> expected;
+  std::vector<std::size_t> lengths;
+  for (int k = 0; k < kOps; ++k) lengths.push_back(random_() % 6000);
+  for (auto& b : buffers) {
+    for (auto n : lengths) b.push_back(random_values<float>(random_, n));
+  }
+  for (std::size_t k = 0; k < lengths.size(); ++k) {
+    std::vector<std::vector<float>> in;
+    for (auto& b : buffers) in.push_back(b[k]);
+    expected.push_back(reduced(ReduceOp::kSum, in));
+  }
+  std::vector<std::vector<OpId>> ids(kOps);
+  for (Rank r = 0; r < size(); ++r) {
+    for (std::size_t k = 0; k < kOps; ++k) {
+      Operation o;
+      o.count = lengths[k];
+      o.input = o.output = buffers[static_cast<std::size_t>(r)][k].data();
+      ids[k].push_back(*cluster[r].submit(o, cluster.now));
+    }
+  }
+  for (auto& i : ids) cluster.expect_ok(i);
+  for (auto& b : buffers) EXPECT_EQ(b, expected);
+  auto s = cluster[0].statistics();
+  EXPECT_EQ(s.operations, static_cast<uint64_t>(kOps));
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, Collectives,
+                         testing::Values(Layout{1, 1}, Layout{2, 1}, Layout{3, 1}, Layout{4, 2},
+                                         Layout{5, 2}, Layout{8, 4}));
+
+}  // namespace
+}  // namespace paceline::engine

@@ -1,0 +1,529 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "engine/engine_impl.h"
+
+namespace paceline::engine {
+namespace {
+
+using plan::Collective;
+
+// Local work per operation and per call of progress(): small enough that the wire is looked after
+// every few tens of microseconds, large enough that looking costs nothing.
+constexpr uint64_t kWorkSlice = 256 * 1024;
+constexpr Time kAdmissionPatience = 20 * kMillisecond;
+constexpr std::size_t kIdleExecutors = 4;
+constexpr std::size_t kRemembered = 256;
+constexpr int kSlotBits = 24;  // of a tag: messages between two ranks in one operation
+
+// Of slot 0. Tags whose highest byte is set belong to bootstrap.
+wire::Tag tag_of(const OpKey& key) {
+  return (key.stream + (key.sequence << kSlotBits)) & 0x007f'ffff'ffff'ffff;
+}
+
+uint64_t hash_counts(const std::vector<uint64_t>& counts) {
+  if (counts.empty()) return 0;
+  uint64_t h = counts.size();
+  for (auto c : counts) h = mix(h, c);
+  return h | 1;
+}
+
+void describe_into(const Operation& o, plan::Algorithm algorithm, Description& d) {
+  d.kind = static_cast<uint8_t>(o.collective);
+  d.dtype = o.dtype;
+  d.op = o.op;
+  d.algorithm = algorithm;
+  d.codec = o.codec;
+  d.root = o.root;
+  d.count = o.count;
+  d.counts_hash =
+      o.collective == Collective::kAllToAll && !o.send_counts.empty() ? 1 : hash_counts(o.counts);
+  d.name.assign(o.name, 0, Description::kTextLimit);
+  d.shape.assign(o.shape, 0, Description::kTextLimit);
+}
+
+bool is_in_place(const Operation& o, Rank me) {
+  switch (o.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce:
+      return o.input == o.output;
+    case Collective::kBroadcast:
+      return me != o.root || o.input == o.output;
+    case Collective::kAllGather: {
+      uint64_t before = 0;
+      for (Rank r = 0; r < me; ++r)
+        before += o.counts.empty() ? o.count : o.counts[static_cast<std::size_t>(r)];
+      return o.input == static_cast<const std::byte*>(o.output) + before * dtype_size(o.dtype);
+    }
+    default:
+      return false;
+  }
+}
+
+bool overlap(const void* a, uint64_t a_bytes, const void* b, uint64_t b_bytes) {
+  auto x = reinterpret_cast<uintptr_t>(a);
+  auto y = reinterpret_cast<uintptr_t>(b);
+  return a_bytes > 0 && b_bytes > 0 && x < y + b_bytes && y < x + a_bytes;
+}
+
+}  // namespace
+
+EngineImpl::EngineImpl(const EngineOptions& options, const bootstrap::Topology& topology,
+                       wire::Channel& channel)
+    : options_(options), topology_(topology), channel_(channel) {
+  gone_.resize(static_cast<std::size_t>(topology_.size()));
+  std::vector<Rank> world(static_cast<std::size_t>(topology_.size()));
+  for (std::size_t i = 0; i < world.size(); ++i) world[i] = static_cast<Rank>(i);
+  auto made = create_group(world);
+  (void)made;  // the world is never refused
+  // Connections of the control tree must exist before a failure: only then does it show, and
+  // travel.
+  ControlNote hello;
+  for (Rank r : control_neighbours(topology_.rank, topology_.size())) post(r, hello);
+}
+
+uint32_t EngineImpl::take_record() {
+  if (free_records_.empty()) {
+    records_.push_back(std::make_unique<Record>());
+    free_records_.push_back(static_cast<uint32_t>(records_.size() - 1));
+  }
+  auto slot = free_records_.back();
+  free_records_.pop_back();
+  return slot;
+}
+
+const Record* EngineImpl::find(OpId id) const {
+  auto slot = static_cast<std::size_t>(id & 0xffffff);
+  if (slot >= records_.size()) return nullptr;
+  const Record* r = records_[slot].get();
+  return r->state != Record::State::kFree && r->id == id ? r : nullptr;
+}
+Record* EngineImpl::find(OpId id) { return const_cast<Record*>(std::as_const(*this).find(id)); }
+
+void EngineImpl::fill_request(const Operation& o, const Group& g, plan::PlanRequest& q) const {
+  q.collective = o.collective;
+  q.dtype = o.dtype;
+  q.op = o.op;
+  q.count = o.count;
+  q.counts = o.counts;
+  if (q.counts.empty() &&
+      (o.collective == Collective::kAllGather || o.collective == Collective::kReduceScatter ||
+       o.collective == Collective::kGather || o.collective == Collective::kScatter)) {
+    q.counts.assign(g.ranks.size(), o.count);
+  }
+  q.send_counts = o.send_counts;
+  q.receive_counts = o.receive_counts;
+  if (o.collective == Collective::kAllToAll && o.send_counts.empty()) {
+    q.send_counts.assign(g.ranks.size(), o.count);
+    q.receive_counts.assign(g.ranks.size(), o.count);
+  }
+  q.root = o.root;
+  q.in_place = is_in_place(o, g.me);
+  q.codec = o.codec;
+  q.lanes = options_.lanes;
+  q.piece_bytes = options_.piece_bytes;
+  q.inner_size = options_.inner_size;
+  q.algorithm = o.algorithm;
+  if (q.algorithm == plan::Algorithm::kAuto && o.collective == Collective::kAllReduce) {
+    q.algorithm = options_.algorithm;
+    bool levels =
+        q.algorithm == plan::Algorithm::kTwoLevel || q.algorithm == plan::Algorithm::kSparse;
+    if (levels && o.count * dtype_size(o.dtype) > options_.hierarchical_threshold)
+      q.algorithm = plan::Algorithm::kAuto;
+    if (q.algorithm == plan::Algorithm::kSparse && o.codec.codec != plan::Codec::kTopK)
+      q.algorithm = plan::Algorithm::kAuto;
+    if (o.codec.codec == plan::Codec::kTopK) q.algorithm = plan::Algorithm::kAuto;
+  }
+}
+
+Result<plan::PlanRequest> EngineImpl::request_for(const Operation& operation) const {
+  const Group* g = group(operation.group);
+  if (g == nullptr)
+    return Status(Code::kInvalidArgument, fmt::format("there is no group {}", operation.group));
+  plan::PlanRequest q;
+  fill_request(operation, *g, q);
+  q.shape = g->shape;
+  return q;
+}
+
+Result<std::shared_ptr<PreparedPlan>> EngineImpl::plan_for(const Operation& o, Group& g,
+                                                           BufferBytes bytes) {
+  fill_request(o, g, probe_);
+  auto hash = hash_request(probe_);
+  if (auto found = g.plans.find(hash, probe_)) {
+    ++statistics_.plans_reused;
+    return found;
+  }
+  auto request = probe_;
+  request.shape = g.shape;
+  PACELINE_ASSIGN(auto built, plan::build(request, g.me));
+  PACELINE_ASSIGN(auto prepared, prepare(std::move(built), bytes.input, bytes.output));
+  if (prepared->slots >> kSlotBits != 0) {
+    return Status(
+        Code::kUnsupported,
+        fmt::format("{}: {} messages between two ranks are too many; raise the piece size",
+                    plan::collective_name(o.collective), prepared->slots));
+  }
+  ++statistics_.plans_built;
+  if (auto gone = g.plans.insert(hash, prepared)) {
+    statistics_.predicted_link_bytes +=
+        gone->runs == 0 ? 0 : gone->runs * gone->predicted_link_bytes();
+    g.idle.erase(gone.get());
+  }
+  return prepared;
+}
+
+Result<OpId> EngineImpl::submit(const Operation& o, Time now) {
+  if (!failure_) return failure_;
+  if (finishing_) return Status(Code::kAborted, "the communicator is being destroyed");
+  Group* g = group(o.group);
+  if (g == nullptr)
+    return Status(Code::kInvalidArgument, fmt::format("there is no group {}", o.group));
+  auto size = static_cast<Rank>(g->ranks.size());
+  PACELINE_RETURN_IF_ERROR(validate(o, size, g->me));
+  auto bytes = buffer_bytes(o, size, g->me);
+  PACELINE_ASSIGN(auto prepared, plan_for(o, *g, bytes));
+
+  auto slot = take_record();
+  Record& r = *records_[slot];
+  r.id = ++generation_ << 24 | slot;
+  r.transfer = false;
+  r.group = o.group;
+  r.key = {g->stream, g->next_sequence++};
+  describe_into(o, prepared->plan.request.algorithm, r.description);
+  r.digest = digest_of(r.description);
+  r.timeout = o.timeout > 0 ? o.timeout : options_.default_timeout;
+  r.input_bytes = bytes.input;
+  r.output = static_cast<std::byte*>(o.output);
+  r.output_bytes = bytes.output;
+  r.send_counts = o.send_counts;
+  r.receive_counts = o.receive_counts;
+
+  auto idle = g->idle.find(prepared.get());
+  if (idle != g->idle.end() && !idle->second.empty()) {
+    r.executor = std::move(idle->second.back());
+    idle->second.pop_back();
+  } else {
+    r.executor = std::make_unique<Executor>(prepared);
+  }
+  r.binding = {};
+  r.binding.input = static_cast<const std::byte*>(o.input);
+  r.binding.output = r.output;
+  r.binding.ranks = g->ranks;
+  r.binding.tag = tag_of(r.key);
+  r.binding.digest = r.digest;
+  r.binding.send_counts = r.send_counts;
+  r.binding.receive_counts = r.receive_counts;
+  r.binding.cookie = static_cast<uint64_t>(slot) << 32;
+  if (o.codec.codec == plan::Codec::kTopK) {
+    r.residuals.bind(&residuals_, o);
+    r.binding.residuals = &r.residuals;
+  }
+  scratch_.note_bucket(std::max(bytes.input, bytes.output));
+  active_.push_back(slot);
+  begin(r, now);
+  r.state = Record::State::kWaitingForScratch;
+  ++waiting_;
+  // First come, first served: an operation that needs scratch does not pass one that waits for it.
+  if (waiting_ == 1 || r.executor->plan().plan.scratch_bytes == 0) try_start(r, false);
+  return r.id;
+}
+
+void EngineImpl::begin(Record& r, Time now) {
+  now_ = std::max(now_, now);
+  r.deadline = after(now_, r.timeout);
+  r.last_move = now_;
+  last_any_move_ = now_;
+  r.stall_asked = 0;
+  r.ended_once = -1;
+  r.inquiry_silent_at = kNever;
+  r.inquiry_over_at = kNever;
+  r.asked.clear();
+  r.outcome.status = Status::ok();
+  r.outcome.finite = true;
+  next_check_ = std::min({next_check_, r.deadline, after(now_, kSecond)});
+}
+
+// Gets the scratch and sets the executor off. Returns false while the bound on scratch forbids it.
+bool EngineImpl::try_start(Record& r, bool force) {
+  auto need = r.executor->plan().plan.scratch_bytes;
+  // A reduce-scatter into a view of its own input, or the like: work on a copy of the input.
+  const bool stage = !r.executor->plan().plan.request.in_place && r.binding.input != r.output &&
+                     overlap(r.binding.input, r.input_bytes, r.output, r.output_bytes);
+  const bool same = !r.executor->plan().plan.request.in_place && r.binding.input == r.output &&
+                    r.input_bytes > 0 && r.output_bytes > 0;
+  const uint64_t staged = stage || same ? r.input_bytes : 0;
+  need = (need + 63) / 64 * 64;
+  auto scratch = scratch_.acquire(need + staged, force);
+  if (!scratch) return false;
+  r.state = Record::State::kRunning;
+  --waiting_;
+  if (need + staged > 0 && scratch->data == nullptr) {
+    fail({Code::kResourceExhausted,
+          fmt::format("{}: no memory for {} bytes of scratch on {}", r.description.title(),
+                      need + staged, topology_.name(topology_.rank))},
+         -1);
+    return true;
+  }
+  r.scratch = *scratch;
+  r.binding.scratch = scratch->data;
+  if (staged > 0) {
+    std::copy_n(r.binding.input, staged, scratch->data + need);
+    r.binding.input = scratch->data + need;
+  }
+  r.executor->start(r.binding, channel_);
+  settle(r);
+  return true;
+}
+
+void EngineImpl::admit_waiting(Time now) {
+  if (waiting_ == 0) return;
+  // Ranks may submit to different groups in different orders: the bound must not hold up what
+  // others wait for.
+  bool force = now - last_any_move_ >= kAdmissionPatience;
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    Record& r = *records_[active_[i]];
+    if (r.state != Record::State::kWaitingForScratch) continue;
+    if (!try_start(r, force)) return;
+    last_any_move_ = now;
+    if (force) return;
+  }
+}
+
+// Looks whether a running operation has come to an end.
+void EngineImpl::settle(Record& r) {
+  if (r.state != Record::State::kRunning || r.transfer) return;
+  if (!r.executor->failure()) {
+    auto why = r.executor->failure();
+    if (why.code() == Code::kMismatch && r.executor->failed_peer() >= 0) {
+      on_mismatch(r, r.executor->failed_peer(), now_);
+    } else {
+      fail({why.code(), fmt::format("{} on {}: {}", r.description.title(),
+                                    topology_.name(topology_.rank), why.message())},
+           -1);
+    }
+    return;
+  }
+  if (!r.executor->done()) return;
+  check_finite(r);
+  ++statistics_.operations;
+  statistics_.payload_bytes += r.input_bytes;
+  ++r.executor->plan().runs;
+  end(r, Status::ok());
+}
+
+// Top-k: a run with an Inf or NaN in it has been decoded as NaN on every rank. What a rank has of
+// it depends on the plan's sharding, so each looks into every run; then all end alike.
+void EngineImpl::check_finite(Record& r) {
+  if (r.description.codec.codec != plan::Codec::kTopK) return;
+  auto* out = reinterpret_cast<float*>(r.output);
+  bool finite = r.executor->finite();
+  for (auto offset : r.executor->plan().finite_samples) {
+    if (std::isnan(out[offset / sizeof(float)])) finite = false;
+  }
+  r.outcome.finite = finite;
+  if (!finite)
+    std::fill_n(out, r.output_bytes / sizeof(float), std::numeric_limits<float>::quiet_NaN());
+}
+
+void EngineImpl::remember(const Record& r) {
+  if (remembered_.size() < kRemembered) remembered_.resize(kRemembered);
+  Remembered& m = remembered_[remembered_next_++ % kRemembered];
+  m.key = r.key;
+  m.digest = r.digest;
+  m.description = r.description;
+}
+
+void EngineImpl::end(Record& r, Status status) {
+  r.outcome.status = std::move(status);
+  remember(r);
+  release_resources(r);
+  r.state = Record::State::kEnded;
+  auto slot = static_cast<uint32_t>(r.id & 0xffffff);
+  active_.erase(std::find(active_.begin(), active_.end(), slot));
+  just_ended_.push_back(slot);
+}
+
+void EngineImpl::release_resources(Record& r) {
+  scratch_.release(r.scratch);
+  r.scratch = {};
+  if (!r.executor) return;
+  Group* g = group(r.group);
+  if (g != nullptr && failure_) {
+    auto& idle = g->idle[&r.executor->plan()];
+    if (idle.size() < kIdleExecutors) idle.push_back(std::move(r.executor));
+  }
+  r.executor.reset();
+}
+
+Result<OpId> EngineImpl::send(const Transfer& t, Time now) { return transfer(t, true, now); }
+Result<OpId> EngineImpl::receive(const Transfer& t, Time now) { return transfer(t, false, now); }
+
+Result<OpId> EngineImpl::transfer(const Transfer& t, bool sending, Time now) {
+  if (!failure_) return failure_;
+  if (finishing_) return Status(Code::kAborted, "the communicator is being destroyed");
+  Group* g = group(t.group);
+  if (g == nullptr)
+    return Status(Code::kInvalidArgument, fmt::format("there is no group {}", t.group));
+  auto title =
+      fmt::format("{}{}", sending ? "send" : "receive", t.name.empty() ? "" : " '" + t.name + "'");
+  if (t.peer < 0 || t.peer >= static_cast<Rank>(g->ranks.size()) || t.peer == g->me) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{}: peer {} is not another rank of the group (0 to {}, without {})",
+                              title, t.peer, g->ranks.size() - 1, g->me));
+  }
+  if (t.data == nullptr && t.bytes > 0)
+    return Status(Code::kInvalidArgument, fmt::format("{}: the buffer is null", title));
+  auto slot = take_record();
+  Record& r = *records_[slot];
+  r.id = ++generation_ << 24 | slot;
+  r.transfer = true;
+  r.sending = sending;
+  r.group = t.group;
+  auto from = sending ? g->me : t.peer;
+  auto to = sending ? t.peer : g->me;
+  auto stream = mix(mix(mix(g->stream, 0x7472616e73666572ULL),
+                        static_cast<uint64_t>(from) << 32 | static_cast<uint32_t>(to)),
+                    t.tag);
+  r.key = {stream, transfer_sequences_[stream]++};
+  r.description = {};
+  r.description.kind = Description::kTransfer;
+  r.description.count = t.bytes;
+  r.description.name.assign(t.name, 0, Description::kTextLimit);
+  r.digest = digest_of(r.description);
+  r.timeout = t.timeout > 0 ? t.timeout : options_.default_timeout;
+  r.peer = g->ranks[static_cast<std::size_t>(t.peer)];
+  r.input_bytes = sending ? t.bytes : 0;
+  r.output_bytes = t.bytes;
+  begin(r, now);
+  r.state = Record::State::kRunning;
+  active_.push_back(slot);
+  auto tag = tag_of(r.key);
+  auto cookie = static_cast<uint64_t>(slot) << 32;
+  auto* data = static_cast<std::byte*>(t.data);
+  if (sending) {
+    channel_.send(r.peer, tag, r.digest, {data, t.bytes}, cookie);
+  } else {
+    channel_.receive(r.peer, tag, r.digest, {data, nullptr, t.bytes}, cookie);
+  }
+  return r.id;
+}
+
+void EngineImpl::carried(const wire::Completion& c, Time now) {
+  auto slot = static_cast<std::size_t>(c.cookie >> 32);
+  if (slot >= records_.size()) return;
+  Record& r = *records_[slot];
+  if (r.state != Record::State::kRunning) return;
+  r.last_move = now;
+  last_any_move_ = now;
+  if (!r.transfer) {
+    r.executor->complete(static_cast<uint32_t>(c.cookie), c, channel_);
+    return settle(r);
+  }
+  if (c.status && (r.sending || c.bytes == r.output_bytes)) {
+    ++statistics_.operations;
+    statistics_.payload_bytes += r.input_bytes;
+    return end(r, Status::ok());
+  }
+  if (c.status || c.status.code() == Code::kMismatch) return on_mismatch(r, r.peer, now);
+  fail(c.status, -1);
+}
+
+bool EngineImpl::progress(Time now, std::vector<OpId>& ended) {
+  now_ = std::max(now_, now);
+  events_.clear();
+  const bool aborted_before = channel_aborted_;
+  bool moved = channel_.progress(now, events_);
+  if (aborted_before) buffers_free_ = true;
+  for (const auto& n : events_.notes) on_note(n, now_);
+  if (failure_) {
+    for (const auto& c : events_.completions) carried(c, now_);
+  }
+  for (const auto& l : events_.losses) on_loss(l);
+  if (failure_) {
+    for (std::size_t i = 0; i < active_.size(); ++i) {
+      Record& r = *records_[active_[i]];
+      if (r.state != Record::State::kRunning || r.transfer || !r.executor->has_work()) continue;
+      moved |= r.executor->work(kWorkSlice, channel_);
+      r.last_move = now_;
+      last_any_move_ = now_;
+      auto before = active_.size();
+      settle(r);
+      if (!failure_) break;
+      if (active_.size() < before) --i;
+    }
+    admit_waiting(now_);
+    if (now_ >= next_check_) check_timers(now_);
+    if (finishing_) try_goodbye();
+  }
+  if (!failure_ && buffers_free_) {
+    while (!active_.empty()) {
+      Record& r = *records_[active_.front()];
+      end(r, failure_);
+    }
+    waiting_ = 0;
+  }
+  for (auto slot : just_ended_) ended.push_back(records_[slot]->id);
+  moved |= !just_ended_.empty();
+  just_ended_.clear();
+  return moved;
+}
+
+Time EngineImpl::next_timer() const {
+  Time t = channel_.next_timer();
+  if (!failure_) return buffers_free_ && active_.empty() ? t : std::min(t, now_);
+  if (!just_ended_.empty()) return now_;
+  for (auto slot : active_) {
+    const Record& r = *records_[slot];
+    if (r.state == Record::State::kRunning && !r.transfer && r.executor->has_work()) return now_;
+    if (r.state == Record::State::kWaitingForScratch)
+      t = std::min(t, std::max(after(last_any_move_, kAdmissionPatience), now_));
+  }
+  if (!active_.empty()) t = std::min(t, next_check_);
+  return std::min(t, farewell_until_);
+}
+
+const Outcome* EngineImpl::outcome(OpId id) const {
+  const Record* r = find(id);
+  return r != nullptr && r->state == Record::State::kEnded ? &r->outcome : nullptr;
+}
+
+void EngineImpl::forget(OpId id) {
+  Record* r = find(id);
+  if (r == nullptr || r->state != Record::State::kEnded) return;
+  r->state = Record::State::kFree;
+  free_records_.push_back(static_cast<uint32_t>(id & 0xffffff));
+}
+
+void EngineImpl::commit_residuals() { residuals_.commit(); }
+void EngineImpl::rollback_residuals() { residuals_.rollback(); }
+void EngineImpl::scale_residuals(double factor) { residuals_.scale(factor); }
+Status EngineImpl::read_residual(uint64_t key, std::span<float> data) const {
+  return residuals_.read(key, data);
+}
+Status EngineImpl::write_residual(uint64_t key, std::span<const float> data) {
+  return residuals_.write(key, data);
+}
+
+Statistics EngineImpl::statistics() const {
+  auto s = statistics_;
+  for (const auto& g : groups_) {
+    if (!g || !g->alive) continue;
+    g->plans.for_each([&](PreparedPlan& p) {
+      if (p.runs > 0) s.predicted_link_bytes += p.runs * p.predicted_link_bytes();
+    });
+  }
+  s.scratch_bytes = scratch_.high_water();
+  s.residual_bytes = residuals_.bytes();
+  return s;
+}
+
+std::unique_ptr<Engine> make_engine(const EngineOptions& options,
+                                    const bootstrap::Topology& topology, wire::Channel& channel) {
+  return std::make_unique<EngineImpl>(options, topology, channel);
+}
+
+}  // namespace paceline::engine

@@ -1,0 +1,111 @@
+// Walks one plan: posts its messages on the channel as soon as what they depend on is done, and
+// runs its local steps in slices, so that the wire keeps moving in between.
+//
+// An executor is made once per plan and used again for every later operation with that plan.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "codec/codec.h"
+#include "engine/plan_cache.h"
+#include "wire/channel.h"
+
+namespace paceline::engine {
+
+/// Hands out the residual memory of elements [first, first + elements) of the operation's buffer.
+class ResidualSource {
+ public:
+  virtual ~ResidualSource() = default;
+  virtual Result<std::span<const codec::ResidualRun>> runs(uint64_t first, uint64_t elements) = 0;
+};
+
+/// What an operation gives its plan to work on.
+struct Binding {
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  std::byte* scratch = nullptr;
+  std::span<const Rank> ranks;  ///< group numbering → world numbering
+  wire::Tag tag = 0;            ///< of slot 0
+  uint32_t digest = 0;
+  /// All-to-all: what this rank sends to and expects from each peer, so that every pair checks its
+  /// own count.
+  std::span<const uint64_t> send_counts;
+  std::span<const uint64_t> receive_counts;
+  uint64_t cookie = 0;  ///< of step 0; the step's index is added
+  ResidualSource* residuals = nullptr;
+};
+
+class Executor {
+ public:
+  explicit Executor(std::shared_ptr<PreparedPlan> plan);
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  /// Begins; posts all messages that depend on nothing.
+  void start(const Binding& binding, wire::Channel& channel);
+  /// One of this executor's messages has been carried.
+  void complete(uint32_t step, const wire::Completion& completion, wire::Channel& channel);
+  /// Runs local steps until about `budget` bytes have been handled. Returns true when anything was
+  /// done.
+  bool work(uint64_t budget, wire::Channel& channel);
+
+  [[nodiscard]] bool done() const { return remaining_ == 0; }
+  [[nodiscard]] bool has_work() const { return current_ != plan::kNoStep || !ready_.empty(); }
+  /// The first thing that went wrong. A mismatch carries the peer in failed_peer().
+  [[nodiscard]] const Status& failure() const { return failure_; }
+  [[nodiscard]] Rank failed_peer() const { return failed_peer_; }  ///< world numbering, -1: none
+  [[nodiscard]] bool finite() const { return finite_; }
+  [[nodiscard]] PreparedPlan& plan() { return *plan_; }
+  [[nodiscard]] const std::shared_ptr<PreparedPlan>& shared_plan() const { return plan_; }
+  /// World ranks that posted messages still wait for, ascending, each once.
+  [[nodiscard]] std::vector<Rank> blockers() const;
+
+ private:
+  // Feeds a message into a reduction or a decoder while its bytes are warm.
+  class StepSink final : public wire::Sink {
+   public:
+    void bind(Executor* executor, uint32_t step) {
+      executor_ = executor;
+      step_ = step;
+    }
+    void consume(uint64_t offset, std::span<const std::byte> data) override {
+      executor_->absorb(step_, offset, data);
+    }
+
+   private:
+    Executor* executor_ = nullptr;
+    uint32_t step_ = 0;
+  };
+
+  void release(uint32_t step, wire::Channel& channel);
+  void make_ready(uint32_t step, wire::Channel& channel);
+  void post(uint32_t step, wire::Channel& channel);
+  void absorb(uint32_t step, uint64_t offset, std::span<const std::byte> data);
+  uint64_t run_slice(uint32_t step, uint64_t budget, bool& finished);
+  void encode(const plan::Step& s, uint32_t step);
+  std::byte* at(const plan::Range& r);
+  void fail(Status why, Rank peer = -1);
+  [[nodiscard]] uint32_t digest_for(const plan::Step& s) const;
+
+  std::shared_ptr<PreparedPlan> plan_;
+  Binding binding_;
+  std::vector<uint32_t> waits_;
+  std::vector<uint8_t> posted_;    ///< [steps] 1 while a message is on the channel
+  std::vector<uint64_t> lengths_;  ///< [steps] of variable messages
+  std::vector<uint32_t> ready_;    ///< local steps that can run: a heap, the plan's earliest first
+  uint32_t current_ = plan::kNoStep;  ///< the local step that is being run
+  uint64_t slice_done_ = 0;           ///< bytes of it already handled
+  std::vector<StepSink> sinks_;
+  std::vector<uint32_t> sink_of_;  ///< [steps]
+  std::vector<uint32_t> cascade_;  ///< steps to release, reused
+  std::size_t remaining_ = 0;
+  Status failure_;
+  Rank failed_peer_ = -1;
+  bool finite_ = true;
+};
+
+}  // namespace paceline::engine

@@ -1,0 +1,413 @@
+// What happens when ranks disagree, die, stop, or never come: every rank ends with a sentence that
+// names who.
+#include <gtest/gtest.h>
+
+#include "engine/engine_test_util.h"
+
+namespace paceline::engine {
+namespace {
+
+using plan::Collective;
+
+Operation all_reduce(std::vector<float>& data, const std::string& name,
+                     const std::string& shape = "") {
+  Operation o;
+  o.count = data.size();
+  o.input = o.output = data.data();
+  o.name = name;
+  o.shape = shape;
+  return o;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Faults, ShapesThatDifferAreToldOnEveryRankWithBothShapes) {
+  Cluster cluster(4);
+  std::vector<float> a(64 * 128);
+  std::vector<float> b(64 * 127);
+  std::vector<OpId> ids;
+  for (Rank r = 0; r < 4; ++r)
+    ids.push_back(*cluster[r].submit(r == 2 ? all_reduce(b, "layer1.weight", "[64, 127]")
+                                            : all_reduce(a, "layer1.weight", "[64, 128]"),
+                                     0));
+  ASSERT_TRUE(cluster.drive([&] {
+    for (Rank r = 0; r < 4; ++r) {
+      if (cluster[r].outcome(ids[static_cast<std::size_t>(r)]) == nullptr) return false;
+    }
+    return true;
+  }));
+  EXPECT_LT(cluster.now, 5 * kSecond);
+  for (Rank r = 0; r < 4; ++r) {
+    auto status = cluster[r].outcome(ids[static_cast<std::size_t>(r)])->status;
+    EXPECT_EQ(status.code(), Code::kMismatch);
+    EXPECT_TRUE(contains(status.message(), "all-reduce 'layer1.weight': rank "))
+        << status.message();
+    EXPECT_TRUE(contains(status.message(), "float32 [64, 128]")) << status.message();
+    EXPECT_TRUE(contains(status.message(), "rank 2 (host host-c) has float32 [64, 127]"))
+        << status.message();
+  }
+}
+
+TEST(Faults, TypesThatDiffer) {
+  Cluster cluster(2);
+  std::vector<float> a(100);
+  std::vector<int32_t> b(100);
+  auto first = *cluster[0].submit(all_reduce(a, "bias", "[100]"), 0);
+  Operation o = all_reduce(a, "bias", "[100]");
+  o.dtype = DType::kInt32;
+  o.input = o.output = b.data();
+  auto second = *cluster[1].submit(o, 0);
+  ASSERT_TRUE(
+      cluster.drive([&] { return cluster[0].outcome(first) && cluster[1].outcome(second); }));
+  EXPECT_EQ(cluster[0].outcome(first)->status.message(),
+            "all-reduce 'bias': rank 0 (host host-a) has float32 [100], rank 1 (host host-b) has "
+            "int32 [100]");
+  EXPECT_EQ(cluster[0].outcome(first)->status.message(),
+            cluster[1].outcome(second)->status.message());
+  EXPECT_FALSE(cluster[0].submit(all_reduce(a, "bias"), 0)) << "the engine has ended";
+}
+
+TEST(Faults, DifferentSizesThatNeverMeetOnTheWireEndWithinSeconds) {
+  // 3 floats go by a latency-bound plan, a million by a bandwidth-bound one.
+  Cluster cluster(8);
+  std::vector<float> small(3);
+  std::vector<float> big(1 << 20);
+  std::vector<OpId> ids;
+  for (Rank r = 0; r < 8; ++r)
+    ids.push_back(*cluster[r].submit(all_reduce(r == 5 ? small : big, "x"), 0));
+  ASSERT_TRUE(cluster.drive([&] {
+    for (Rank r = 0; r < 8; ++r) {
+      if (cluster[r].outcome(ids[static_cast<std::size_t>(r)]) == nullptr) return false;
+    }
+    return true;
+  }));
+  EXPECT_LT(cluster.now, 10 * kSecond);
+  for (Rank r = 0; r < 8; ++r)
+    EXPECT_EQ(cluster[r].outcome(ids[static_cast<std::size_t>(r)])->status.code(), Code::kMismatch);
+}
+
+TEST(Faults, AnOperationTooManyOnOneRankIsAMismatchOfNames) {
+  Cluster cluster(3);
+  std::vector<float> data(10);
+  std::vector<float> more(20);
+  (void)cluster[1].submit(all_reduce(more, "extra"), 0);
+  std::vector<OpId> ids;
+  for (Rank r = 0; r < 3; ++r) ids.push_back(*cluster[r].submit(all_reduce(data, "grad"), 0));
+  ASSERT_TRUE(cluster.drive([&] {
+    for (Rank r = 0; r < 3; ++r) {
+      if (cluster[r].outcome(ids[static_cast<std::size_t>(r)]) == nullptr) return false;
+    }
+    return true;
+  }));
+  auto text = cluster[0].outcome(ids[0])->status.message();
+  EXPECT_TRUE(contains(text, "'extra'")) << text;
+  EXPECT_TRUE(contains(text, "'grad'")) << text;
+  EXPECT_TRUE(contains(text, "rank 1 (host host-b)")) << text;
+}
+
+TEST(Faults, ARankThatNeverComesIsNamedAfterTheTimeout) {
+  for (auto algorithm : {plan::Algorithm::kRing, plan::Algorithm::kTree}) {
+    Cluster cluster(5);
+    std::vector<float> data(5000);
+    std::vector<OpId> ids;
+    for (Rank r = 0; r < 5; ++r) {
+      if (r == 3) continue;
+      auto o = all_reduce(data, "bucket 7");
+      o.timeout = 7 * kSecond;
+      o.algorithm = algorithm;
+      ids.push_back(*cluster[r].submit(o, r * 10 * kMillisecond));
+    }
+    ASSERT_TRUE(
+        cluster.drive([&] { return cluster[0].outcome(ids[0]) && cluster[4].outcome(ids[3]); }));
+    EXPECT_GE(cluster.now, 7 * kSecond);
+    EXPECT_LT(cluster.now, 10 * kSecond);
+    for (Rank r : {0, 1, 2, 4}) {
+      auto status = cluster[r].health();
+      EXPECT_EQ(status.code(), Code::kTimeout) << status.to_string();
+      EXPECT_TRUE(contains(status.message(),
+                           "all-reduce 'bucket 7' timed out after 7 s: rank 3 (host host-d) has "
+                           "not submitted it"))
+          << status.message();
+    }
+  }
+}
+
+TEST(Faults, AStoppedRankIsNamed) {
+  Cluster cluster(4);
+  std::vector<float> data(5000);
+  cluster.freeze(2);
+  std::vector<OpId> ids;
+  for (Rank r : {0, 1, 3}) {
+    auto o = all_reduce(data, "w");
+    o.timeout = 3 * kSecond;
+    ids.push_back(*cluster[r].submit(o, 0));
+  }
+  ASSERT_TRUE(cluster.drive([&] {
+    return cluster[0].outcome(ids[0]) && cluster[1].outcome(ids[1]) && cluster[3].outcome(ids[2]);
+  }));
+  EXPECT_LT(cluster.now, 6 * kSecond);
+  for (Rank r : {0, 1, 3})
+    EXPECT_TRUE(contains(cluster[r].health().message(), "rank 2 (host host-c) does not answer"))
+        << cluster[r].health().message();
+}
+
+TEST(Faults, DeathOfOneEndsAllEvenIdleOnesNamingRankAndHost) {
+  for (Rank size : {2, 7, 40}) {
+    Cluster cluster(size);
+    Rank victim = size / 2;
+    std::vector<std::vector<float>> data(static_cast<std::size_t>(size),
+                                         std::vector<float>(100000, 1));
+    std::vector<OpId> ids;
+    for (Rank r = 0; r < size; ++r) {
+      auto id = cluster[r].submit(all_reduce(data[static_cast<std::size_t>(r)], "g"), 0);
+      ids.push_back(*id);
+    }
+    std::vector<OpId> ended;
+    for (Rank r = 0; r < size; ++r) cluster[r].progress(0, ended);
+    cluster.kill(victim);
+    ASSERT_TRUE(cluster.drive([&] {
+      for (Rank r = 0; r < size; ++r) {
+        if (r != victim && cluster[r].outcome(ids[static_cast<std::size_t>(r)]) == nullptr)
+          return false;
+      }
+      return true;
+    }));
+    EXPECT_LT(cluster.now, 2 * kSecond);
+    for (Rank r = 0; r < size; ++r) {
+      if (r == victim) continue;
+      EXPECT_EQ(cluster[r].health().code(), Code::kPeerLost);
+      auto name = test_topology(0, size, 1).name(victim);
+      EXPECT_TRUE(contains(cluster[r].health().message(), name)) << cluster[r].health().message();
+    }
+  }
+}
+
+TEST(Faults, AbortReachesEverybodyAndLeavesBuffersAlone) {
+  Cluster cluster(40);
+  std::vector<float> data(1000);
+  std::vector<OpId> ids;
+  for (Rank r = 1; r < 40; ++r) ids.push_back(*cluster[r].submit(all_reduce(data, "g"), 0));
+  cluster[17].abort({Code::kAborted, "the user pressed a key"});
+  ASSERT_TRUE(cluster.drive([&] {
+    for (Rank r = 1; r < 40; ++r) {
+      if (cluster[r].outcome(ids[static_cast<std::size_t>(r - 1)]) == nullptr) return false;
+    }
+    return !cluster[0].health().is_ok();
+  }));
+  for (Rank r = 0; r < 40; ++r) {
+    EXPECT_EQ(cluster[r].health().message(),
+              "rank 17 (host host-r) ended the job: the user pressed a key");
+    EXPECT_EQ(cluster[r].health().code(), Code::kAborted);
+  }
+}
+
+TEST(Faults, AnOrderlyEndIsNoFailure) {
+  for (Rank size : {1, 2, 9}) {
+    Cluster cluster(size);
+    std::vector<uint8_t> out(static_cast<std::size_t>(size));
+    ASSERT_TRUE(cluster.drive([&] {
+      bool all = true;
+      for (Rank r = 0; r < size; ++r) {
+        if (out[static_cast<std::size_t>(r)]) continue;
+        if (cluster[r].finish(cluster.now, 60 * kSecond)) {
+          out[static_cast<std::size_t>(r)] = 1;
+          cluster.kill(r);
+        } else {
+          all = false;
+        }
+      }
+      return all;
+    }));
+    EXPECT_LT(cluster.now, kSecond);
+    for (Rank r = 0; r < size; ++r)
+      EXPECT_TRUE(cluster[r].health()) << cluster[r].health().to_string();
+  }
+}
+
+TEST(Faults, LeavingWhileOthersStillWorkIsNamedSoon) {
+  Cluster cluster(3);
+  std::vector<float> data(10);
+  auto a = *cluster[0].submit(all_reduce(data, "late"), 0);
+  auto b = *cluster[1].submit(all_reduce(data, "late"), 0);
+  ASSERT_TRUE(cluster.drive([&] {
+    cluster[2].finish(cluster.now, 60 * kSecond);
+    return cluster[0].outcome(a) && cluster[1].outcome(b);
+  }));
+  EXPECT_LT(cluster.now, 3 * kSecond);
+  EXPECT_TRUE(
+      contains(cluster[0].health().message(), "rank 2 (host host-c) has ended its communicator"))
+      << cluster[0].health().message();
+}
+
+TEST(Faults, AllToAllWhoseCountsDoNotFitNamesThePair) {
+  for (uint64_t expected : {6, 0}) {
+    Cluster cluster(3);
+    std::vector<float> in(15);
+    std::vector<float> out(30);
+    std::vector<OpId> ids;
+    for (Rank r = 0; r < 3; ++r) {
+      Operation o;
+      o.collective = Collective::kAllToAll;
+      o.name = "tokens";
+      o.send_counts = {5, 5, 5};
+      o.receive_counts = {5, 5, 5};
+      if (r == 1) o.receive_counts[2] = expected;
+      o.input = in.data();
+      o.output = out.data();
+      ids.push_back(*cluster[r].submit(o, 0));
+    }
+    ASSERT_TRUE(cluster.drive(
+        [&] { return !cluster[0].health().is_ok() && !cluster[1].health().is_ok(); }));
+    EXPECT_LT(cluster.now, 8 * kSecond);
+    EXPECT_TRUE(contains(cluster[1].health().message(),
+                         "all-to-all 'tokens': rank 2 (host host-c) sends 5 elements "
+                         "to rank 1 (host host-b), which expects " +
+                             std::to_string(expected)))
+        << cluster[1].health().message();
+  }
+}
+
+TEST(Validation, BadArgumentsAreNamed) {
+  Cluster cluster(2);
+  std::vector<float> data(10);
+  auto refused = [&](auto change, Code code, const std::string& part) {
+    auto o = all_reduce(data, "x");
+    change(o);
+    auto id = cluster[0].submit(o, 0);
+    ASSERT_FALSE(id.is_ok()) << part;
+    EXPECT_EQ(id.status().code(), code) << id.status().to_string();
+    EXPECT_TRUE(contains(id.status().message(), part)) << id.status().message();
+  };
+  refused([](Operation& o) { o.input = nullptr; }, Code::kInvalidArgument, "input buffer is null");
+  refused([](Operation& o) { o.dtype = static_cast<DType>(77); }, Code::kInvalidArgument,
+          "no dtype 77");
+  refused([&](Operation& o) { o.output = data.data() + 1; }, Code::kInvalidArgument,
+          "overlap in part");
+  refused(
+      [&](Operation& o) {
+        o.dtype = DType::kInt32;
+        o.op = ReduceOp::kAverage;
+      },
+      Code::kUnsupported, "average of int32");
+  refused(
+      [&](Operation& o) {
+        o.dtype = DType::kFloat64;
+        o.count = 5;
+        o.codec.codec = plan::Codec::kFp16;
+      },
+      Code::kUnsupported, "float64");
+  refused(
+      [](Operation& o) {
+        o.collective = Collective::kBroadcast;
+        o.root = 2;
+      },
+      Code::kInvalidArgument, "root 2");
+  refused([](Operation& o) { o.group = 9; }, Code::kInvalidArgument, "no group 9");
+  refused(
+      [](Operation& o) {
+        o.collective = Collective::kAllGather;
+        o.counts = {1, 2, 3};
+      },
+      Code::kInvalidArgument, "counts has 3 entries");
+  refused([](Operation& o) { o.count = 1ULL << 62; }, Code::kInvalidArgument,
+          "more than memory can hold");
+  EXPECT_TRUE(cluster[0].health()) << "a refused operation ends nothing";
+}
+
+TEST(Groups, OperationsOfOverlappingGroupsDoNotMeet) {
+  Cluster cluster(4);
+  std::vector<std::vector<float>> a(4, std::vector<float>(50));
+  std::vector<std::vector<float>> b(4, std::vector<float>(50));
+  std::vector<GroupId> low(4);
+  std::vector<GroupId> odd(4);
+  std::vector<Rank> low_ranks{2, 0, 1};
+  std::vector<Rank> odd_ranks{1, 3};
+  for (Rank r : low_ranks) low[static_cast<std::size_t>(r)] = *cluster[r].create_group(low_ranks);
+  for (Rank r : odd_ranks) odd[static_cast<std::size_t>(r)] = *cluster[r].create_group(odd_ranks);
+  EXPECT_FALSE(cluster[3].create_group(low_ranks)) << "not a member";
+  std::vector<std::pair<Rank, OpId>> ids;
+  for (Rank r = 0; r < 4; ++r) {
+    auto i = static_cast<std::size_t>(r);
+    std::fill(a[i].begin(), a[i].end(), static_cast<float>(1 << r));
+    std::fill(b[i].begin(), b[i].end(), static_cast<float>(100 << r));
+    auto submit = [&](GroupId g, std::vector<float>& data) {
+      auto o = all_reduce(data, "t");
+      o.group = g;
+      ids.emplace_back(r, *cluster[r].submit(o, 0));
+    };
+    bool in_odd = r % 2 == 1;
+    if (in_odd && r == 1) submit(odd[i], b[i]);  // rank 1 takes the groups in the other order
+    if (r < 3) submit(low[i], a[i]);
+    if (in_odd && r == 3) submit(odd[i], b[i]);
+  }
+  ASSERT_TRUE(cluster.drive([&] {
+    for (auto [r, id] : ids) {
+      if (cluster[r].outcome(id) == nullptr) return false;
+    }
+    return true;
+  }));
+  for (Rank r : low_ranks) EXPECT_EQ(a[static_cast<std::size_t>(r)], std::vector<float>(50, 7));
+  for (Rank r : odd_ranks) EXPECT_EQ(b[static_cast<std::size_t>(r)], std::vector<float>(50, 1000));
+  EXPECT_TRUE(cluster[0].destroy_group(low[0]));
+  EXPECT_FALSE(cluster[0].destroy_group(low[0]));
+  EXPECT_FALSE(cluster[0].destroy_group(kWorld));
+}
+
+TEST(Transfers, MatchByPeerAndTagInOrder) {
+  Cluster cluster(3);
+  std::vector<std::vector<std::byte>> sent;
+  std::vector<std::vector<std::byte>> got(6);
+  std::mt19937_64 random(5);
+  std::vector<std::pair<Rank, OpId>> ids;
+  for (std::size_t k = 0; k < 6; ++k) {
+    sent.emplace_back(random() % 100000);
+    for (auto& x : sent.back()) x = static_cast<std::byte>(random());
+    got[k].resize(sent[k].size());
+  }
+  for (std::size_t k = 0; k < 6; ++k) {
+    Transfer t;
+    t.peer = 2;
+    t.tag = k % 2;
+    t.data = sent[k].data();
+    t.bytes = sent[k].size();
+    ids.emplace_back(0, *cluster[0].send(t, 0));
+  }
+  for (std::size_t k : {1, 0, 3, 2, 5, 4}) {
+    Transfer t;
+    t.peer = 0;
+    t.tag = k % 2;
+    t.data = got[k].data();
+    t.bytes = got[k].size();
+    ids.emplace_back(2, *cluster[2].receive(t, 0));
+  }
+  ASSERT_TRUE(cluster.drive([&] {
+    for (auto [r, id] : ids) {
+      if (cluster[r].outcome(id) == nullptr) return false;
+    }
+    return true;
+  }));
+  EXPECT_EQ(got, sent);
+}
+
+TEST(Transfers, SizesThatDifferAreNamed) {
+  Cluster cluster(2);
+  std::vector<std::byte> data(100);
+  Transfer t;
+  t.peer = 1;
+  t.data = data.data();
+  t.bytes = 100;
+  t.name = "halo";
+  auto a = *cluster[0].send(t, 0);
+  t.peer = 0;
+  t.bytes = 60;
+  auto b = *cluster[1].receive(t, 0);
+  ASSERT_TRUE(cluster.drive([&] { return cluster[0].outcome(a) && cluster[1].outcome(b); }));
+  EXPECT_EQ(
+      cluster[0].health().message(),
+      "message 'halo': rank 0 (host host-a) has 100 bytes, rank 1 (host host-b) has 60 bytes");
+}
+
+}  // namespace
+}  // namespace paceline::engine

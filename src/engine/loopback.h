@@ -1,0 +1,186 @@
+// For tests: channels between ranks of one process that deliver at once and lose nothing, but let a
+// test kill or freeze a rank. The simulated network with faults is wire/fake/.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "base/bytes.h"
+#include "wire/channel.h"
+
+namespace paceline::engine {
+
+class LoopbackNetwork;
+
+class LoopbackChannel final : public wire::Channel {
+ public:
+  LoopbackChannel(LoopbackNetwork& network, Rank me) : network_(network), me_(me) {}
+  void send(Rank peer, wire::Tag tag, uint32_t digest, std::span<const std::byte> data,
+            uint64_t cookie) override;
+  void receive(Rank peer, wire::Tag tag, uint32_t digest, wire::Inbox inbox,
+               uint64_t cookie) override;
+  void post_note(Rank peer, std::span<const std::byte> bytes) override;
+  bool progress(Time now, wire::Events& events) override;
+  [[nodiscard]] Time next_timer() const override { return kNever; }
+  [[nodiscard]] int poll_fd() const override { return -1; }
+  bool prepare_wait() override { return true; }
+  void wake() override {}
+  void drop_peer(Rank, const Status&) override {}
+  void abort(const Status& why) override { aborted_ = why; }
+  [[nodiscard]] wire::Counters counters() const override { return counters_; }
+  [[nodiscard]] std::string describe() const override { return "loopback"; }
+
+ private:
+  friend class LoopbackNetwork;
+  LoopbackNetwork& network_;
+  Rank me_;
+  wire::Events inbox_;
+  wire::Counters counters_;
+  Status aborted_;
+};
+
+/// Thread-safe, so that ranks may run in threads of their own.
+class LoopbackNetwork {
+ public:
+  explicit LoopbackNetwork(Rank size) {
+    for (Rank r = 0; r < size; ++r)
+      channels_.push_back(std::make_unique<LoopbackChannel>(*this, r));
+    dead_.resize(static_cast<std::size_t>(size));
+  }
+  LoopbackChannel& channel(Rank r) { return *channels_[static_cast<std::size_t>(r)]; }
+
+  /// The rank is gone: everyone else hears of its loss.
+  void kill(Rank rank) {
+    std::lock_guard lock(mutex_);
+    dead_[static_cast<std::size_t>(rank)] = 1;
+    for (auto& c : channels_) {
+      if (c->me_ == rank) continue;
+      Status why(Code::kPeerLost, "killed by the test");
+      for (auto it = sends_.begin(); it != sends_.end();) {
+        auto [from, to, tag] = it->first;
+        bool hit = (from == c->me_ && to == rank);
+        if (hit) c->inbox_.completions.push_back({it->second.cookie, 0, why});
+        it = hit ? sends_.erase(it) : std::next(it);
+      }
+      for (auto it = receives_.begin(); it != receives_.end();) {
+        auto [from, to, tag] = it->first;
+        bool hit = (to == c->me_ && from == rank);
+        if (hit) c->inbox_.completions.push_back({it->second.cookie, 0, why});
+        it = hit ? receives_.erase(it) : std::next(it);
+      }
+      c->inbox_.losses.push_back({rank, why});
+    }
+  }
+
+ private:
+  friend class LoopbackChannel;
+  using Key = std::tuple<Rank, Rank, wire::Tag>;  // from, to, tag
+  struct Send {
+    std::span<const std::byte> data;
+    uint32_t digest;
+    uint64_t cookie;
+  };
+  struct Receive {
+    wire::Inbox inbox;
+    uint32_t digest;
+    uint64_t cookie;
+  };
+  void match(const Key& key) {
+    auto s = sends_.find(key);
+    auto r = receives_.find(key);
+    if (s == sends_.end() || r == receives_.end()) return;
+    auto [from, to, tag] = key;
+    auto& sender = channel(from);
+    auto& receiver = channel(to);
+    Status status;
+    if (s->second.digest != r->second.digest && s->second.digest != 0 && r->second.digest != 0) {
+      status = Status(Code::kMismatch, "digests differ");
+    } else if (s->second.data.size() > r->second.inbox.capacity) {
+      status = Status(Code::kMismatch, "message too long");
+    } else {
+      deliver(s->second.data, r->second.inbox);
+    }
+    sender.inbox_.completions.push_back({s->second.cookie, s->second.data.size(), status});
+    receiver.inbox_.completions.push_back({r->second.cookie, s->second.data.size(), status});
+    sends_.erase(s);
+    receives_.erase(r);
+  }
+  static void deliver(std::span<const std::byte> data, const wire::Inbox& inbox) {
+    if (inbox.sink == nullptr) {
+      if (!data.empty()) std::memcpy(inbox.into, data.data(), data.size());
+      return;
+    }
+    // Pieces from the back, so that nobody gets used to an order.
+    constexpr std::size_t kPiece = 64 * 5;
+    for (std::size_t end = data.size(); end > 0;) {
+      auto begin = (end - 1) / kPiece * kPiece;
+      inbox.sink->consume(begin, data.subspan(begin, end - begin));
+      end = begin;
+    }
+  }
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<LoopbackChannel>> channels_;
+  std::vector<uint8_t> dead_;
+  std::map<Key, Send> sends_;
+  std::map<Key, Receive> receives_;
+};
+
+inline void LoopbackChannel::send(Rank peer, wire::Tag tag, uint32_t digest,
+                                  std::span<const std::byte> data, uint64_t cookie) {
+  std::lock_guard lock(network_.mutex_);
+  if (!aborted_ || network_.dead_[static_cast<std::size_t>(peer)])
+    return inbox_.completions.push_back({cookie, 0, Status(Code::kPeerLost, "gone")});
+  auto key = LoopbackNetwork::Key{me_, peer, tag};
+  if (!network_.sends_.emplace(key, LoopbackNetwork::Send{data, digest, cookie}).second)
+    return inbox_.completions.push_back(
+        {cookie, 0, Status(Code::kInternal, "the same tag was sent twice")});
+  network_.match(key);
+}
+
+inline void LoopbackChannel::receive(Rank peer, wire::Tag tag, uint32_t digest, wire::Inbox inbox,
+                                     uint64_t cookie) {
+  std::lock_guard lock(network_.mutex_);
+  if (!aborted_ || network_.dead_[static_cast<std::size_t>(peer)])
+    return inbox_.completions.push_back({cookie, 0, Status(Code::kPeerLost, "gone")});
+  auto key = LoopbackNetwork::Key{peer, me_, tag};
+  if (!network_.receives_.emplace(key, LoopbackNetwork::Receive{inbox, digest, cookie}).second)
+    return inbox_.completions.push_back(
+        {cookie, 0, Status(Code::kInternal, "the same tag was awaited twice")});
+  network_.match(key);
+}
+
+inline void LoopbackChannel::post_note(Rank peer, std::span<const std::byte> bytes) {
+  std::lock_guard lock(network_.mutex_);
+  network_.channel(peer).inbox_.notes.push_back({me_, {bytes.begin(), bytes.end()}});
+}
+
+inline bool LoopbackChannel::progress(Time, wire::Events& events) {
+  std::lock_guard lock(network_.mutex_);
+  if (!aborted_) {
+    for (auto it = network_.sends_.begin(); it != network_.sends_.end();) {
+      bool hit = std::get<0>(it->first) == me_;
+      if (hit) inbox_.completions.push_back({it->second.cookie, 0, aborted_});
+      it = hit ? network_.sends_.erase(it) : std::next(it);
+    }
+    for (auto it = network_.receives_.begin(); it != network_.receives_.end();) {
+      bool hit = std::get<1>(it->first) == me_;
+      if (hit) inbox_.completions.push_back({it->second.cookie, 0, aborted_});
+      it = hit ? network_.receives_.erase(it) : std::next(it);
+    }
+  }
+  bool any = !inbox_.empty();
+  std::swap(events.completions, inbox_.completions);
+  std::swap(events.notes, inbox_.notes);
+  std::swap(events.losses, inbox_.losses);
+  inbox_.clear();
+  return any;
+}
+
+}  // namespace paceline::engine

@@ -1,0 +1,403 @@
+#include "engine/runner.h"
+
+#include <poll.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+
+namespace paceline::engine {
+namespace {
+
+// After a caller has driven an operation itself, the runner's thread does not sleep on the
+// descriptor for so long: the next one is likely to follow, and nobody should be woken for its
+// messages.
+constexpr Time kNapWindow = kMillisecond;
+constexpr Time kLongNap = 50 * kMillisecond;
+constexpr std::size_t kKeptFailures = 1024;
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+std::chrono::nanoseconds span(Time t) { return std::chrono::nanoseconds(t); }
+
+}  // namespace
+
+RunnerOptions runner_options_for(int local_size) {
+  cpu_set_t set;
+  int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  RunnerOptions options;
+  options.yield = local_size >= cores;
+  return options;
+}
+
+Time Runner::now() { return SteadyClock().now(); }
+
+Runner::Runner(Engine& engine, wire::Channel& channel, RunnerOptions options)
+    : engine_(engine), channel_(channel), options_(options), thread_([this] { thread_main(); }) {}
+
+Runner::~Runner() {
+  if (!thread_.joinable()) return;
+  {
+    Lock lock(mutex_);
+    stopping_ = closing_ = true;
+    channel_.wake();
+    runner_turn_.notify_all();
+    any_turn_.notify_all();
+    turn_.notify_all();
+  }
+  thread_.join();
+}
+
+// One look at everything. The caller is the driver and holds the mutex.
+bool Runner::step() {
+  ended_.clear();
+  bool moved = engine_.progress(now(), ended_);
+  for (OpId id : ended_) publish(id);
+  return moved;
+}
+
+void Runner::publish(OpId id) {
+  --pending_;
+  const Outcome* outcome = engine_.outcome(id);
+  if (outcome != nullptr && !outcome->status) {
+    if (failures_.emplace(id, outcome->status.message()).second) failure_order_.push_back(id);
+    if (failure_order_.size() > kKeptFailures) {
+      failures_.erase(failure_order_.front());
+      failure_order_.pop_front();
+    }
+  }
+  if (watched_.erase(id) > 0) {
+    ended_watched_.push_back(id);
+    any_turn_.notify_one();
+    return;
+  }
+  if (waiting_ > 0) turn_.notify_all();
+  if (polling_ > 0) channel_.wake();
+}
+
+void Runner::relax(Lock& lock) const {
+  lock.unlock();
+  if (options_.yield) {
+    sched_yield();
+  } else {
+    pause_cpu();
+  }
+  lock.lock();
+}
+
+// Sleeps in the kernel until something arrives, a timer is due, or somebody calls wake(). The role
+// is free meanwhile.
+void Runner::sleep(Lock& lock, Time until) {
+  const Time timer = std::min(until, engine_.next_timer());
+  const Time t = now();
+  if (timer <= t || !channel_.prepare_wait()) return;
+  pollfd p{channel_.poll_fd(), POLLIN, 0};
+  const Time most = p.fd < 0 ? 50 * kMicrosecond : 10 * kSecond;
+  const Time d = std::min(most, timer - t);
+  timespec ts{d / kSecond, d % kSecond};
+  ++polling_;
+  lock.unlock();
+  ppoll(&p, p.fd < 0 ? 0 : 1, &ts, nullptr);
+  lock.lock();
+  --polling_;
+}
+
+// Waits until done(), driving whenever nobody else does. False: `until` came first.
+template <class Done>
+bool Runner::wait_until(Lock& lock, Time until, Done done) {
+  claims_.fetch_add(1, std::memory_order_relaxed);
+  bool mine = false;
+  bool ok = true;
+  Time idle_since = 0;
+  while (!done()) {
+    const Time t = now();
+    if (t >= until) {
+      ok = false;
+      break;
+    }
+    if (!mine && driving_) {
+      if (runner_drives_) {
+        relax(lock);  // it lets go as soon as it sees the claim
+      } else {
+        ++waiting_;
+        turn_.wait_for(lock, span(std::min<Time>(until - t, 100 * kMillisecond)));
+        --waiting_;
+      }
+      continue;
+    }
+    driving_ = mine = true;
+    if (step()) {
+      idle_since = 0;
+      continue;
+    }
+    if (idle_since == 0) idle_since = t;
+    if (t - idle_since < options_.spin) {
+      relax(lock);
+      continue;
+    }
+    driving_ = mine = false;
+    sleep(lock, until);
+    idle_since = 0;
+  }
+  if (mine) driving_ = false;
+  last_inline_ = now();
+  claims_.fetch_sub(1, std::memory_order_relaxed);
+  hand_over();
+  return ok;
+}
+
+// A caller has stopped driving: somebody else must, if there is anything to drive.
+void Runner::hand_over() {
+  if (driving_) return;
+  if (waiting_ > 0) {
+    turn_.notify_one();
+  } else if (polling_ > 0) {
+    channel_.wake();  // what they sleep on may have been consumed here; the runner's thread naps
+                      // from now on
+  } else if (claims_.load(std::memory_order_relaxed) > 0) {
+    return;  // another caller is on its way
+  } else if (pending_ > 0 || long_nap_) {
+    runner_turn_.notify_one();
+  }
+}
+
+// Something new is pending.
+void Runner::kick() {
+  if (driving_) return;
+  if (polling_ > 0) {
+    channel_.wake();
+  } else if (claims_.load(std::memory_order_relaxed) == 0) {
+    runner_turn_.notify_one();
+  }
+}
+
+void Runner::thread_main() {
+  Lock lock(mutex_);
+  int naps = 0;
+  while (!stopping_) {
+    if (driving_ || claims_.load(std::memory_order_relaxed) > 0) {
+      // A caller drives. Naps grow while it goes on, and it tells when it leaves.
+      long_nap_ = ++naps > 4;
+      runner_turn_.wait_for(lock, span(long_nap_ ? kLongNap : kNapWindow));
+      long_nap_ = false;
+      continue;
+    }
+    naps = 0;
+    if (pending_ > 0) {
+      serve(lock);
+      continue;
+    }
+    if (now() - last_inline_ < kNapWindow) {
+      runner_turn_.wait_for(lock, span(kNapWindow));
+      continue;
+    }
+    driving_ = runner_drives_ = true;
+    bool moved = step();
+    driving_ = runner_drives_ = false;
+    if (moved || pending_ > 0) continue;
+    sleep(lock, kNever);
+  }
+}
+
+// The runner's thread drives until nothing is pending or a caller wants to.
+void Runner::serve(Lock& lock) {
+  Time idle_since = 0;
+  auto wanted = [&] {
+    return !stopping_ && pending_ > 0 && claims_.load(std::memory_order_relaxed) == 0 &&
+           (runner_drives_ || !driving_);
+  };
+  while (wanted()) {
+    driving_ = runner_drives_ = true;
+    const bool moved = step();
+    const Time t = now();
+    if (moved) {
+      idle_since = 0;
+      relax(lock);  // lets submitters in
+      continue;
+    }
+    if (idle_since == 0) idle_since = t;
+    if (t - idle_since < options_.spin) {
+      relax(lock);
+      continue;
+    }
+    driving_ = runner_drives_ = false;
+    sleep(lock, kNever);
+    idle_since = 0;
+  }
+  if (runner_drives_) driving_ = runner_drives_ = false;
+  if (waiting_ > 0) turn_.notify_one();
+}
+
+Result<OpId> Runner::added(Result<OpId> id) {
+  if (id) {
+    ++pending_;
+    live_.insert(*id);
+    kick();
+  }
+  return id;
+}
+
+Result<OpId> Runner::submit(const Operation& operation) {
+  Lock lock(mutex_);
+  return added(engine_.submit(operation, now()));
+}
+Result<OpId> Runner::send(const Transfer& transfer) {
+  Lock lock(mutex_);
+  return added(engine_.send(transfer, now()));
+}
+Result<OpId> Runner::receive(const Transfer& transfer) {
+  Lock lock(mutex_);
+  return added(engine_.receive(transfer, now()));
+}
+
+Outcome Runner::take(OpId id) {
+  Outcome outcome = *engine_.outcome(id);
+  engine_.forget(id);
+  return outcome;
+}
+
+Result<Outcome> Runner::run(const Operation& operation) {
+  Lock lock(mutex_);
+  auto id = engine_.submit(operation, now());
+  if (!id) return id.status();
+  ++pending_;
+  wait_until(lock, kNever, [&] { return engine_.outcome(*id) != nullptr; });
+  return take(*id);
+}
+
+bool Runner::test(OpId id) {
+  Lock lock(mutex_);
+  return live_.count(id) == 0 || engine_.outcome(id) != nullptr;
+}
+
+Result<Outcome> Runner::wait(OpId id, Time timeout) {
+  Lock lock(mutex_);
+  if (live_.count(id) == 0 || watched_.count(id) > 0 ||
+      std::find(ended_watched_.begin(), ended_watched_.end(), id) != ended_watched_.end()) {
+    return Status(Code::kInvalidArgument,
+                  "no such operation: it was released already, or belongs to wait_any");
+  }
+  const Time until = timeout < 0 ? kNever : after(now(), timeout);
+  auto done = [&] { return live_.count(id) == 0 || engine_.outcome(id) != nullptr; };
+  if (!wait_until(lock, until, done))
+    return Status(Code::kTimeout, "the operation has not ended yet");
+  if (live_.erase(id) == 0)
+    return Status(Code::kInvalidArgument, "another thread released the operation");
+  return take(id);
+}
+
+Status Runner::watch(OpId id) {
+  Lock lock(mutex_);
+  if (live_.count(id) == 0)
+    return {Code::kInvalidArgument, "no such operation: it was released already"};
+  if (engine_.outcome(id) != nullptr) {
+    ended_watched_.push_back(id);
+    any_turn_.notify_one();
+  } else {
+    watched_.insert(id);
+  }
+  return Status::ok();
+}
+
+bool Runner::wait_any(Time timeout, std::size_t capacity, std::vector<Ended>& out) {
+  Lock lock(mutex_);
+  const Time until = timeout < 0 ? kNever : after(now(), timeout);
+  while (ended_watched_.empty()) {
+    if (closing_) return false;
+    const Time t = now();
+    if (t >= until) return true;
+    any_turn_.wait_for(lock, span(std::min<Time>(until - t, kSecond)));
+  }
+  while (!ended_watched_.empty() && capacity-- > 0) {
+    OpId id = ended_watched_.front();
+    ended_watched_.pop_front();
+    live_.erase(id);
+    out.push_back({id, take(id)});
+  }
+  return true;
+}
+
+std::string Runner::error_of(OpId id) {
+  Lock lock(mutex_);
+  auto found = failures_.find(id);
+  return found == failures_.end() ? std::string() : found->second;
+}
+
+Result<GroupId> Runner::create_group(std::span<const Rank> ranks) {
+  Lock lock(mutex_);
+  return engine_.create_group(ranks);
+}
+Status Runner::destroy_group(GroupId id) {
+  Lock lock(mutex_);
+  return engine_.destroy_group(id);
+}
+void Runner::abort(const Status& why) {
+  Lock lock(mutex_);
+  engine_.abort(why);
+  kick();
+  if (polling_ > 0) channel_.wake();
+}
+Status Runner::health() {
+  Lock lock(mutex_);
+  return engine_.health();
+}
+Statistics Runner::statistics() {
+  Lock lock(mutex_);
+  return engine_.statistics();
+}
+wire::Counters Runner::counters() {
+  Lock lock(mutex_);
+  return channel_.counters();
+}
+Result<plan::PlanRequest> Runner::request_for(const Operation& operation) {
+  Lock lock(mutex_);
+  return engine_.request_for(operation);
+}
+void Runner::commit_residuals() {
+  Lock lock(mutex_);
+  engine_.commit_residuals();
+}
+void Runner::rollback_residuals() {
+  Lock lock(mutex_);
+  engine_.rollback_residuals();
+}
+void Runner::scale_residuals(double factor) {
+  Lock lock(mutex_);
+  engine_.scale_residuals(factor);
+}
+Status Runner::read_residual(uint64_t key, std::span<float> data) {
+  Lock lock(mutex_);
+  return engine_.read_residual(key, data);
+}
+Status Runner::write_residual(uint64_t key, std::span<const float> data) {
+  Lock lock(mutex_);
+  return engine_.write_residual(key, data);
+}
+
+Status Runner::close(Time timeout) {
+  Status how;
+  {
+    Lock lock(mutex_);
+    if (stopping_) return Status::ok();
+    closing_ = true;
+    any_turn_.notify_all();
+    const Time deadline = after(now(), timeout);
+    wait_until(lock, after(deadline, kSecond), [&] { return engine_.finish(now(), deadline); });
+    how = engine_.health();
+    stopping_ = true;
+    channel_.wake();
+    runner_turn_.notify_all();
+    any_turn_.notify_all();
+    turn_.notify_all();
+  }
+  thread_.join();
+  return how;
+}
+
+}  // namespace paceline::engine

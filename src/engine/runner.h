@@ -1,0 +1,129 @@
+// Drives an engine on real channels: one thread that keeps everything moving, and callers that move
+// it themselves while they wait, so that a small collective costs no thread switch.
+//
+// One thread at a time is the driver. The runner's own thread drives while operations are pending
+// and nobody waits for them; a thread in run() or wait() takes the role from it. Without anything
+// pending, the runner's thread sleeps on the channel's descriptor; between small operations that
+// follow each other closely it naps instead, so that peers need not wake it for messages that the
+// next caller will fetch anyway.
+//
+// All members are thread-safe. The engine and the channel are touched under one mutex only, and
+// nothing of the caller's runs under it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace paceline::engine {
+
+struct RunnerOptions {
+  /// How long a waiting thread polls before it sleeps in the kernel.
+  Time spin = 50 * kMicrosecond;
+  /// Polling gives the core away between looks (more busy threads than cores).
+  bool yield = false;
+};
+/// What fits a node with so many ranks on it.
+RunnerOptions runner_options_for(int local_size);
+
+class Runner {
+ public:
+  /// An ended operation, as wait_any() reports it.
+  struct Ended {
+    OpId id = 0;
+    Outcome outcome;
+  };
+
+  /// Both must outlive the runner.
+  Runner(Engine& engine, wire::Channel& channel, RunnerOptions options);
+  Runner(const Runner&) = delete;
+  Runner& operator=(const Runner&) = delete;
+  ~Runner();
+
+  Result<OpId> submit(const Operation& operation);
+  Result<OpId> send(const Transfer& transfer);
+  Result<OpId> receive(const Transfer& transfer);
+  /// Submits and waits. Error: it was not submitted.
+  Result<Outcome> run(const Operation& operation);
+  bool test(OpId id);
+  /// Waits and releases. `timeout` < 0: until the operation's own deadline. kInvalidArgument: no
+  /// such operation; kTimeout: it still runs (and is kept).
+  Result<Outcome> wait(OpId id, Time timeout);
+  Status watch(OpId id);
+  /// Appends ended watched operations to `out`, at most `capacity`; false once the runner is being
+  /// closed.
+  bool wait_any(Time timeout, std::size_t capacity, std::vector<Ended>& out);
+  /// The sentence of an operation that failed, also after it was released (the last 1,024).
+  std::string error_of(OpId id);
+
+  Result<GroupId> create_group(std::span<const Rank> ranks);
+  Status destroy_group(GroupId id);
+  void abort(const Status& why);
+  Status health();
+  Statistics statistics();
+  wire::Counters counters();
+  Result<plan::PlanRequest> request_for(const Operation& operation);
+  void commit_residuals();
+  void rollback_residuals();
+  void scale_residuals(double factor);
+  Status read_residual(uint64_t key, std::span<float> data);
+  Status write_residual(uint64_t key, std::span<const float> data);
+
+  /// The orderly end: waits until all ranks have asked for it (at most `timeout`), then stops the
+  /// thread and lets go of everyone who waits. Ok, or why the job ended otherwise.
+  Status close(Time timeout);
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void thread_main();
+  void serve(Lock& lock);
+  bool step();
+  void relax(Lock& lock) const;
+  void sleep(Lock& lock, Time until);
+  template <class Done>
+  bool wait_until(Lock& lock, Time until, Done done);
+  void hand_over();
+  void kick();
+  void publish(OpId id);
+  Outcome take(OpId id);
+  Result<OpId> added(Result<OpId> id);
+  [[nodiscard]] static Time now();
+
+  Engine& engine_;
+  wire::Channel& channel_;
+  RunnerOptions options_;
+
+  std::mutex mutex_;
+  std::condition_variable turn_;  ///< for waiting callers: the role is free, or something ended
+  std::condition_variable runner_turn_;  ///< for the runner's thread, when it is not in poll()
+  std::condition_variable any_turn_;     ///< for wait_any()
+  bool driving_ = false;                 ///< some thread is the driver
+  bool runner_drives_ = false;           ///< and it is the runner's thread
+  bool long_nap_ = false;       ///< the runner's thread must be told when the last caller leaves
+  int polling_ = 0;             ///< threads in poll()
+  std::atomic<int> claims_{0};  ///< callers that wait: the runner's thread leaves the role to them
+  int waiting_ = 0;             ///< of these, asleep in turn_
+  int pending_ = 0;             ///< submitted, not ended
+  Time last_inline_ = 0;        ///< when a caller last drove
+  bool closing_ = false;
+  bool stopping_ = false;
+  std::unordered_set<OpId> live_;  ///< submitted and not released
+  std::unordered_set<OpId> watched_;
+  std::deque<OpId> ended_watched_;
+  std::vector<OpId> ended_;  ///< reused
+  std::unordered_map<OpId, std::string> failures_;
+  std::deque<OpId> failure_order_;
+  std::thread thread_;
+};
+
+}  // namespace paceline::engine

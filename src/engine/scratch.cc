@@ -1,0 +1,57 @@
+#include "engine/scratch.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace paceline::engine {
+
+ScratchPool::~ScratchPool() {
+  for (auto& s : idle_) std::free(s.data);
+}
+
+void ScratchPool::note_bucket(uint64_t bytes) { bound_ = std::max(bound_, 2 * bytes); }
+
+std::optional<Scratch> ScratchPool::acquire(uint64_t bytes, bool force) {
+  if (bytes == 0) return Scratch{};
+  bytes = (bytes + kAlign - 1) / kAlign * kAlign;
+  // The smallest idle piece that fits and wastes at most half of itself.
+  auto best = idle_.end();
+  for (auto it = idle_.begin(); it != idle_.end(); ++it) {
+    if (it->bytes >= bytes && it->bytes <= 2 * bytes &&
+        (best == idle_.end() || it->bytes < best->bytes))
+      best = it;
+  }
+  if (best != idle_.end()) {
+    Scratch found = *best;
+    *best = idle_.back();
+    idle_.pop_back();
+    loaned_ += found.bytes;
+    return found;
+  }
+  if (loaned_ > 0 && loaned_ + bytes > bound_ && !force) return std::nullopt;
+  drop_idle(bound_ > bytes ? bound_ - bytes : 0);
+  auto* data = static_cast<std::byte*>(std::aligned_alloc(kAlign, bytes));
+  if (data == nullptr) return Scratch{nullptr, bytes};
+  held_ += bytes;
+  loaned_ += bytes;
+  high_water_ = std::max(high_water_, held_);
+  return Scratch{data, bytes};
+}
+
+void ScratchPool::release(Scratch scratch) {
+  if (scratch.data == nullptr) return;
+  loaned_ -= scratch.bytes;
+  idle_.push_back(scratch);
+  drop_idle(bound_);
+}
+
+// Frees idle pieces, oldest first, until at most `until` bytes are allocated.
+void ScratchPool::drop_idle(uint64_t until) {
+  while (held_ > until && !idle_.empty()) {
+    held_ -= idle_.front().bytes;
+    std::free(idle_.front().data);
+    idle_.erase(idle_.begin());
+  }
+}
+
+}  // namespace paceline::engine

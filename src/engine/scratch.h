@@ -1,0 +1,52 @@
+// Scratch memory for plans: pooled, so that a steady state allocates nothing, and bounded by what
+// the largest operation calls for, so that a rank's memory stays a small multiple of its largest
+// bucket.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace paceline::engine {
+
+/// A piece of scratch on loan from a ScratchPool. Plain data: give it back with
+/// ScratchPool::release().
+struct Scratch {
+  std::byte* data = nullptr;
+  uint64_t bytes = 0;
+};
+
+class ScratchPool {
+ public:
+  static constexpr uint64_t kAlign = 4096;
+  /// Small operations never wait: the bound is at least this.
+  static constexpr uint64_t kFloor = 4ULL << 20;
+
+  ScratchPool() = default;
+  ScratchPool(const ScratchPool&) = delete;
+  ScratchPool& operator=(const ScratchPool&) = delete;
+  ~ScratchPool();
+
+  /// An operation over `bytes` of user data exists: the bound becomes at least twice that.
+  void note_bucket(uint64_t bytes);
+  /// `bytes` of 4096-aligned memory (contents arbitrary), or nothing while the bound forbids it.
+  /// Only `force` goes beyond the bound. nullptr data with bytes > 0: the machine has no memory
+  /// left.
+  std::optional<Scratch> acquire(uint64_t bytes, bool force);
+  void release(Scratch scratch);
+
+  [[nodiscard]] uint64_t high_water() const { return high_water_; }
+  [[nodiscard]] uint64_t held() const { return held_; }
+
+ private:
+  void drop_idle(uint64_t until);
+
+  std::vector<Scratch> idle_;
+  uint64_t bound_ = kFloor;
+  uint64_t held_ = 0;    ///< allocated: on loan and idle
+  uint64_t loaned_ = 0;  ///< on loan
+  uint64_t high_water_ = 0;
+};
+
+}  // namespace paceline::engine
