@@ -43,6 +43,7 @@ class Attachment:
         self.endpoint = endpoint
         self.delegate = None
         self._running = []
+        self._passes = 0
         self._layouts = {}
         self._keys = {}
         self._names = {}
@@ -99,6 +100,10 @@ class Attachment:
         return future
 
     def _finish_with_backward(self):
+        passes, self._passes = self._passes, self._passes + 1
+        if passes == 0 and getattr(self._ddp(), "static_graph", False):
+            self._watch()  # DDP starts all buckets of this pass when it has ended, and waits for them at once
+            return
         try:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         except RuntimeError:  # not in a backward pass: a joined rank shadows the others' buckets
@@ -283,11 +288,8 @@ def _wrap_notify(module):
 
 
 def _first_tensor(work):
-    try:
-        return work.result()[0]
-    except (RuntimeError, NotImplementedError):
-        value = work.get_future().value()
-        return value[0] if isinstance(value, (list, tuple)) else value
+    value = work.get_future().value()
+    return value[0] if isinstance(value, (list, tuple)) else value
 
 
 def _average_by_process_group(group, buffer, size):

@@ -14,6 +14,7 @@ from paceline.torch._stores import TorchStore
 
 _endpoints = {}
 _created = {}
+_native_worlds = []
 
 
 class Endpoint:
@@ -62,6 +63,17 @@ def close(process_group=None):
         endpoint = _endpoints.pop(key)
         if _native(key) is None:
             endpoint.communicator.close()
+
+
+def own(communicator):
+    """Remembers a communicator of a "paceline" process group, for close_native()."""
+    _native_worlds.append(communicator)
+
+
+def close_native():
+    """Older torch tells its process groups nothing when they are destroyed."""
+    while _native_worlds:
+        _native_worlds.pop().close()
 
 
 def group_ranks(process_group):

@@ -1,7 +1,8 @@
-"""Communicators end with the process group that they were made for."""
+"""Communicators end with the process group that they were made for; new groups can be redirected to Paceline."""
 
 import functools
 
+import torch
 import torch.distributed as dist
 
 from paceline.torch import _endpoints
@@ -18,7 +19,45 @@ def patch():
         whole = group is None or group is dist.group.WORLD
         _endpoints.close(None if whole else group)
         original(group)
+        if whole:
+            _endpoints.close_native()
 
     destroy_process_group._paceline_patched = True
-    dist.distributed_c10d.destroy_process_group = destroy_process_group
-    dist.destroy_process_group = destroy_process_group
+    _replace("destroy_process_group", destroy_process_group)
+
+
+def redirect_new_groups():
+    """init_process_group() and new_group() with Gloo, NCCL or no backend: Paceline carries the CPU tensors."""
+    for name in ("init_process_group", "new_group"):
+        original = getattr(dist.distributed_c10d, name)
+        if not getattr(original, "_paceline_redirected", False):
+            _replace(name, _redirected(original))
+
+
+def _redirected(original):
+    backend_first = original.__name__ == "init_process_group"
+
+    @functools.wraps(original)
+    def wrapper(*args, **kwargs):
+        if backend_first and args:
+            args = (_redirect(args[0]), *args[1:])
+        elif "backend" in kwargs or backend_first:
+            kwargs["backend"] = _redirect(kwargs.get("backend"))
+        return original(*args, **kwargs)
+
+    wrapper._paceline_redirected = True
+    return wrapper
+
+
+def _redirect(backend):
+    name = str(backend).lower() if backend is not None else None
+    if name not in (None, "gloo", "nccl"):
+        return backend
+    if torch.cuda.is_available():
+        return "cpu:paceline,cuda:nccl"
+    return "paceline"
+
+
+def _replace(name, function):
+    setattr(dist.distributed_c10d, name, function)
+    setattr(dist, name, function)

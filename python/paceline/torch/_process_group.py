@@ -39,6 +39,7 @@ def create(options):
     communicator = _endpoints.make_communicator(
         options.group_rank, options.group_size, options.store, f"paceline/group/{prefix}", timeout
     )
+    _endpoints.own(communicator)
     if not dist.is_initialized():
         _world = communicator
     return PacelineProcessGroup(_endpoints.Endpoint(communicator), timeout, owner=True)
