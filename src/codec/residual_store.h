@@ -1,0 +1,93 @@
+// The memory of error feedback: what top-k has not sent yet, kept by parameter and range, never by
+// bucket (DDP rebuilds its buckets after the first iteration; a shard may begin in the middle of a
+// parameter).
+//
+// Steps. Between two calls of commit() or rollback() lies one step. runs() hands out, for a range,
+// where the residual before is read and where the one after is written; commit() makes what was
+// written current, rollback() returns every range to its value before the step, in every bit,
+// whichever and however many operations wrote it. Neither copies or touches a float. A range that
+// is encoded again within a step reads what the first encoding wrote.
+//
+// Memory. Ranges get memory when they are first used, only those that this rank encodes: twice the
+// residual (before and after). A third plane exists only while ranges are encoded more than once a
+// step.
+//
+// Ranges of one parameter may be asked for in any cuts: [0, 100) today, [50, 150) tomorrow. Pieces
+// are split where requests begin and end; no value moves or is lost. Not thread-safe: one engine,
+// one thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "codec/codec.h"
+
+namespace paceline::codec {
+
+/// Elements [offset, offset + elements) of the parameter `key`.
+struct ResidualRange {
+  uint64_t key = 0;
+  uint64_t offset = 0;
+  uint64_t elements = 0;
+};
+
+class ResidualStore {
+ public:
+  ResidualStore();
+  ~ResidualStore();
+  ResidualStore(const ResidualStore&) = delete;
+  ResidualStore& operator=(const ResidualStore&) = delete;
+
+  /// Appends the runs that hold elements [first, first + elements) of the concatenation of
+  /// `ranges`, in order, to `out`. Elements never used before are 0. Each run must be encoded (its
+  /// `after` written) before runs() is asked for the same elements again and before the step ends.
+  /// kInvalidArgument: the ranges are shorter than first + elements, or one comes twice;
+  /// kResourceExhausted: no memory. After an error nothing has changed.
+  Status runs(std::span<const ResidualRange> ranges, uint64_t first, uint64_t elements,
+              std::vector<ResidualRun>& out);
+
+  void commit();
+  void rollback();
+  /// Multiplies every residual, rounding once. kInvalidArgument unless factor is finite and above
+  /// 0.
+  Status scale(double factor);
+
+  /// Copies parameter `key`'s committed residual, from its first element on; what was never used
+  /// reads 0. kInvalidArgument when the parameter is known to be longer than `data`.
+  Status read(uint64_t key, std::span<float> data) const;
+  /// Sets it (committed; outside of a step's encodings). Memory is taken only from the first to the
+  /// last element that isn't zero: a rank's own shard. kInvalidArgument when the step has already
+  /// encoded a part of it.
+  Status write(uint64_t key, std::span<const float> data);
+
+  struct Statistics {
+    uint64_t elements = 0;  ///< residuals kept
+    uint64_t bytes = 0;     ///< memory of all planes
+    uint64_t pieces = 0;
+    uint64_t parameters = 0;
+  };
+  [[nodiscard]] Statistics statistics() const;
+
+ private:
+  class Slab;
+  struct Piece;
+  using Pieces = std::map<uint64_t, Piece>;  ///< by first element; they don't overlap
+
+  static void split_at(Pieces& pieces, uint64_t element);
+  Status cover(uint64_t key, Pieces& pieces, uint64_t begin, uint64_t end);
+  Status add_piece(uint64_t key, Pieces& pieces, uint64_t begin, uint64_t end);
+  Status gather(const ResidualRange& range, std::vector<Piece*>& found);
+  Status overwrite(uint64_t key, Pieces& pieces, std::span<const float> data);
+  void release_third_planes();
+
+  std::unordered_map<uint64_t, Pieces> parameters_;
+  uint64_t bytes_ = 0;
+  bool chained_ = false;  ///< third planes may exist
+};
+
+}  // namespace paceline::codec

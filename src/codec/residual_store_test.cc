@@ -1,0 +1,198 @@
+// The residual store against a plain model: a map from (key, element) to a float, and a copy of it
+// from before the step.
+#include "codec/residual_store.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <bit>
+#include <cmath>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+namespace paceline::codec {
+namespace {
+
+constexpr uint64_t kLength = 200;  ///< of every parameter
+
+/// Writes random values over the runs as an encoder would: after from before, each element once.
+struct Model {
+  std::map<std::pair<uint64_t, uint64_t>, float> committed, latest;
+
+  static float get(const std::map<std::pair<uint64_t, uint64_t>, float>& values, uint64_t key,
+                   uint64_t element) {
+    const auto it = values.find({key, element});
+    return it == values.end() ? 0.0f : it->second;
+  }
+};
+
+void check_committed(const ResidualStore& store, const Model& model, uint64_t keys) {
+  for (uint64_t key = 0; key < keys; ++key) {
+    std::vector<float> data(kLength, -1.0f);
+    RC_ASSERT(store.read(key, data).is_ok());
+    for (uint64_t i = 0; i < kLength; ++i)
+      RC_ASSERT(std::bit_cast<uint32_t>(data[i]) ==
+                std::bit_cast<uint32_t>(Model::get(model.committed, key, i)));
+  }
+}
+
+/// Ranges of several parameters that don't overlap.
+std::vector<ResidualRange> random_bucket(std::mt19937_64& random, uint64_t keys) {
+  std::vector<ResidualRange> bucket;
+  std::set<uint64_t> used;
+  const uint64_t count = 1 + random() % 4;
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t key = random() % keys;
+    if (!used.insert(key).second) continue;
+    uint64_t begin = random() % kLength;
+    const uint64_t end = begin + 1 + random() % (kLength - begin);
+    const uint64_t middle = begin + random() % (end - begin);
+    if (middle > begin) bucket.push_back({key, begin, middle - begin});
+    bucket.push_back({key, middle, end - middle});
+  }
+  return bucket;
+}
+
+/// Encodes elements [first, first + elements) of the bucket: checks every `before`, writes every
+/// `after`.
+void encode(ResidualStore& store, Model& model, const std::vector<ResidualRange>& bucket,
+            uint64_t first, uint64_t elements, std::mt19937_64& random) {
+  std::vector<ResidualRun> runs;
+  RC_ASSERT(store.runs(bucket, first, elements, runs).is_ok());
+  std::vector<std::pair<uint64_t, uint64_t>> ids;
+  uint64_t begin = 0;
+  for (const auto& range : bucket)
+    for (uint64_t i = 0; i < range.elements; ++i, ++begin)
+      if (begin >= first && begin < first + elements) ids.emplace_back(range.key, range.offset + i);
+  std::size_t at = 0;
+  for (const auto& run : runs) {
+    RC_ASSERT(run.before != run.after);
+    for (uint64_t i = 0; i < run.elements; ++i, ++at) {
+      const auto& [key, element] = ids.at(at);
+      RC_ASSERT(std::bit_cast<uint32_t>(run.before[i]) ==
+                std::bit_cast<uint32_t>(Model::get(model.latest, key, element)));
+      run.after[i] = static_cast<float>(static_cast<int32_t>(random())) * 1e-9f;
+      model.latest[ids[at]] = run.after[i];
+    }
+  }
+  RC_ASSERT(at == ids.size());
+}
+
+TEST(ResidualStore, StepsOfAnyCutsCommitAndRollBackExactly) {
+  EXPECT_TRUE(rc::check([](uint64_t seed) {
+    std::mt19937_64 random(seed);
+    const uint64_t keys = 5;
+    ResidualStore store;
+    Model model;
+    for (int step = 0; step < 12; ++step) {
+      const uint64_t operations = random() % 5;  // the same key may come several times a step
+      for (uint64_t i = 0; i < operations; ++i) {
+        const auto bucket = random_bucket(random, keys);
+        uint64_t total = 0;
+        for (const auto& range : bucket) total += range.elements;
+        const uint64_t first = random() % (total + 1);
+        encode(store, model, bucket, first, random() % (total - first + 1), random);
+      }
+      if (random() % 3 == 0) {
+        store.rollback();
+        model.latest = model.committed;
+      } else {
+        store.commit();
+        model.committed = model.latest;
+      }
+      if (random() % 4 == 0) {
+        RC_ASSERT(store.scale(0.5).is_ok());
+        for (auto& [id, value] : model.committed) value *= 0.5f;
+        model.latest = model.committed;
+      }
+      if (random() % 4 == 0) {  // a checkpoint goes out and comes back
+        const uint64_t key = random() % keys;
+        std::vector<float> data(kLength);
+        RC_ASSERT(store.read(key, data).is_ok());
+        for (uint64_t i = 0; i < kLength; i += 7) data[i] = static_cast<float>(i);
+        RC_ASSERT(store.write(key, data).is_ok());
+        for (uint64_t i = 0; i < kLength; ++i) model.committed[{key, i}] = data[i];
+        model.latest = model.committed;
+      }
+      check_committed(store, model, keys);
+    }
+  }));
+}
+
+TEST(ResidualStore, MemoryIsTwiceTheResidualOfTheRangesInUse) {
+  ResidualStore store;
+  const std::vector<ResidualRange> bucket = {{1, 0, 1000}, {2, 500, 3000}};
+  std::vector<ResidualRun> runs;
+  ASSERT_TRUE(store.runs(bucket, 1000, 2000, runs)
+                  .is_ok());  // a shard: only parameter 2, elements 500 to 2500
+  EXPECT_EQ(store.statistics().elements, 2000U);
+  EXPECT_EQ(store.statistics().bytes, 2U * 2000 * 4);
+  store.commit();
+  for (int step = 0; step < 5; ++step) {
+    runs.clear();
+    ASSERT_TRUE(store.runs(bucket, 1000, 2000, runs).is_ok());
+    store.commit();
+  }
+  EXPECT_EQ(store.statistics().bytes, 2U * 2000 * 4);
+  // Twice in a step takes a third plane, and gives it back one step later at the latest.
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(store.runs(bucket, 1000, 2000, runs).is_ok());
+  EXPECT_EQ(store.statistics().bytes, 3U * 2000 * 4);
+  store.commit();
+  ASSERT_TRUE(store.runs(bucket, 1000, 2000, runs).is_ok());
+  store.commit();
+  EXPECT_EQ(store.statistics().bytes, 2U * 2000 * 4);
+}
+
+TEST(ResidualStore, NeighbouringPiecesComeAsOneRun) {
+  ResidualStore store;
+  std::vector<ResidualRun> runs;
+  ASSERT_TRUE(store.runs(std::vector<ResidualRange>{{1, 0, 1000}}, 0, 1000, runs).is_ok());
+  store.commit();
+  for (const uint64_t cut : {300U, 700U}) {  // split it
+    runs.clear();
+    ASSERT_TRUE(store.runs(std::vector<ResidualRange>{{1, 0, cut}}, 0, cut, runs).is_ok());
+    store.rollback();
+  }
+  runs.clear();
+  ASSERT_TRUE(store.runs(std::vector<ResidualRange>{{1, 0, 1000}}, 0, 1000, runs).is_ok());
+  ASSERT_EQ(runs.size(), 1U);
+  EXPECT_EQ(runs[0].elements, 1000U);
+  EXPECT_EQ(store.statistics().pieces, 3U);
+}
+
+TEST(ResidualStore, BadRequestsAreNamedAndChangeNothing) {
+  ResidualStore store;
+  std::vector<ResidualRun> runs;
+  const Status shorter = store.runs(std::vector<ResidualRange>{{1, 0, 10}}, 5, 6, runs);
+  EXPECT_EQ(shorter.code(), Code::kInvalidArgument);
+  EXPECT_NE(shorter.message().find("must cover the buffer"), std::string::npos);
+  const Status twice = store.runs(std::vector<ResidualRange>{{7, 0, 10}, {7, 5, 10}}, 0, 20, runs);
+  EXPECT_EQ(twice.code(), Code::kInvalidArgument);
+  EXPECT_NE(twice.message().find("parameter 7"), std::string::npos);
+  EXPECT_TRUE(runs.empty());
+  for (const double factor : {0.0, -1.0, std::nan(""), HUGE_VAL})
+    EXPECT_FALSE(store.scale(factor).is_ok());
+  ASSERT_TRUE(store.runs(std::vector<ResidualRange>{{7, 0, 10}}, 0, 10, runs).is_ok());
+  std::vector<float> small(5), right(10, 1.0f);
+  EXPECT_EQ(store.read(7, small).code(), Code::kInvalidArgument);
+  EXPECT_EQ(store.write(7, small).code(), Code::kInvalidArgument);
+  EXPECT_NE(store.write(7, right).message().find("middle of a step"), std::string::npos);
+  store.rollback();
+  EXPECT_TRUE(store.write(7, right).is_ok());
+}
+
+TEST(ResidualStore, LoadingTakesMemoryOnlyForAShard) {
+  ResidualStore store;
+  std::vector<float> data(1'000'000, 0.0f);
+  for (std::size_t i = 250'000; i < 500'000; ++i) data[i] = 1.0f;
+  ASSERT_TRUE(store.write(3, data).is_ok());
+  EXPECT_EQ(store.statistics().elements, 250'000U);
+  std::vector<float> back(data.size());
+  ASSERT_TRUE(store.read(3, back).is_ok());
+  EXPECT_EQ(back, data);
+}
+
+}  // namespace
+}  // namespace paceline::codec
