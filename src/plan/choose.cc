@@ -51,7 +51,8 @@ double doubling_seconds(const Facts& f) {
 }
 
 double ring_seconds(const Facts& f) {
-  return 2 * (f.ranks - 1) * kLatency + 2 * static_cast<double>(f.bytes) * kSecondsPerByte;
+  double share = 2.0 * (f.ranks - 1) / f.ranks;
+  return 2 * (f.ranks - 1) * kLatency + share * static_cast<double>(f.bytes) * kSecondsPerByte;
 }
 
 Choice choose_all_reduce(const PlanRequest& q, const Facts& f) {

@@ -177,9 +177,10 @@ struct Choice {
 };
 Choice choose(const PlanRequest& request);
 
-/// What a link of `mtu` bytes carries for the plan: predicted bytes on the busiest node's link in
-/// its busier direction, with TCP/IP/Ethernet headers and acknowledgements, and the time that takes
-/// at `bits_per_second`.
+/// What the plan puts on the busiest node's link, in its busier direction: our frames in TCP over
+/// IPv4 over Ethernet packets of `mtu`, with the acknowledgements of what goes the other way;
+/// counted as `tc -s qdisc` counts at that interface. `seconds` is what that takes at
+/// `bits_per_second`. Top-k: the format's bound, about 1 % above what is sent.
 struct Prediction {
   uint64_t payload_bytes = 0;
   uint64_t link_bytes = 0;

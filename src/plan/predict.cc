@@ -9,21 +9,28 @@
 namespace paceline::plan {
 namespace {
 
-// Of our own wire: each message travels in pieces with a header each.
-constexpr uint64_t kWirePiece = 128 * 1024;
-constexpr uint64_t kWireHeader = 48;
-// The receiver announces each receive and confirms each message by a frame of its own.
-constexpr uint64_t kControlFrames = 2;
-// A packet's headers: Ethernet 14, IPv4 20, TCP 20 with timestamps 12.
+// What is counted: bytes as `tc -s qdisc` reports them at the node's shaped interface, that is
+// every packet's Ethernet, IP and TCP headers (of each segment, where the kernel hands down a
+// batch), without preamble, gap and checksum (the 24 bytes that tbf's `overhead` adds when it
+// meters, but not when it counts).
+
+// Our own wire (src/wire/frame.h, protocol.h): a header for each piece of a message; and for a
+// message longer than the eager limit two frames the other way, "ready" and "done".
+constexpr uint64_t kFrameHeader = 64;
+constexpr uint64_t kWirePiece = 256 * 1024;
+constexpr uint64_t kEagerLimit = 32 * 1024;
+constexpr uint64_t kAnswers = 2;
+// A packet's headers: Ethernet 14, IPv4 20, TCP 20 with timestamps 12; the last 52 are inside the
+// MTU.
 constexpr uint64_t kPacketHeaders = 66;
 constexpr uint64_t kInsideMtu = 52;
-// A receiver acknowledges once per batch that its network card hands up.
+// A receiver acknowledges about once per batch that the kernel hands up.
 constexpr uint64_t kBatch = 64 * 1024;
 
 struct Traffic {
   uint64_t payload = 0;
-  uint64_t wire = 0;  ///< with our headers
-  uint64_t messages = 0;
+  uint64_t wire = 0;     ///< with our headers
+  uint64_t answers = 0;  ///< frames that go the other way for it
 };
 
 class NodeTraffic final : public MessageSink {
@@ -43,8 +50,9 @@ class NodeTraffic final : public MessageSink {
     if (a == b) return;
     for (Traffic* t : {&sent[a], &received[b]}) {
       t->payload += bytes;
-      t->wire += bytes + kWireHeader * std::max<uint64_t>((bytes + kWirePiece - 1) / kWirePiece, 1);
-      ++t->messages;
+      t->wire +=
+          bytes + kFrameHeader * std::max<uint64_t>((bytes + kWirePiece - 1) / kWirePiece, 1);
+      t->answers += bytes > kEagerLimit ? kAnswers : 0;
     }
   }
   std::vector<Traffic> sent;
@@ -56,7 +64,7 @@ class NodeTraffic final : public MessageSink {
 
 // Bytes that one direction carries: its own messages, and what answers the other direction's.
 uint64_t on_link(const Traffic& own, const Traffic& other, int mtu) {
-  uint64_t stream = own.wire + other.messages * kControlFrames * kWireHeader;
+  uint64_t stream = own.wire + other.answers * kFrameHeader;
   uint64_t segment = static_cast<uint64_t>(mtu) - kInsideMtu;
   uint64_t packets = (stream + segment - 1) / segment;
   uint64_t acknowledgements = (other.wire + kBatch - 1) / kBatch;
