@@ -12,15 +12,16 @@ def activate(face):
 
 
 def _patch_torch(_module):
-    import torch.cuda.amp.grad_scaler
+    import importlib
+
     import torch.nn.parallel.distributed
 
-    from paceline import _torch_backend
-    from paceline.torch import _amp, _ddp, _lifetime
+    from paceline._torch import amp, backend, ddp, lifetime
 
-    _torch_backend.register()
-    _ddp.patch(torch.nn.parallel.distributed)
-    _amp.patch(torch.cuda.amp.grad_scaler.GradScaler)
+    backend.register()
+    lifetime.patch()
+    ddp.patch(torch.nn.parallel.distributed)
+    amp.watch_optimizers(importlib.import_module("torch.optim.optimizer"))  # torch.optim hides the module's name
+    amp.patch(importlib.import_module("torch.cuda.amp.grad_scaler").GradScaler)
     if hasattr(torch, "amp") and hasattr(torch.amp, "GradScaler"):
-        _amp.patch(torch.amp.GradScaler)
-    _lifetime.patch()
+        amp.patch(torch.amp.GradScaler)

@@ -20,9 +20,9 @@ def init_tiacc_training():
     activate("tiacc_training")
     if _state.disabled():
         return
-    from paceline.torch import _lifetime
+    from paceline._torch import lifetime
 
-    _lifetime.redirect_new_groups()
+    lifetime.redirect_new_groups()
 
 
 def __getattr__(name):

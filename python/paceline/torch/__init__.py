@@ -10,6 +10,6 @@ from paceline._activate import activate
 
 activate("paceline")
 
-from paceline.torch._ddp import load_residual_state_dict, residual_state_dict  # noqa: E402
+from paceline._torch.ddp import load_residual_state_dict, residual_state_dict  # noqa: E402
 
 __all__ = ["load_residual_state_dict", "residual_state_dict"]

@@ -4,6 +4,8 @@ Kept apart from paceline.torch, whose import accelerates DistributedDataParallel
 torch.distributed.init_process_group("paceline") known.
 """
 
+from paceline._import_hook import when_imported
+
 
 def register():
     """Registers the backend once; does nothing where torch has no distributed package."""
@@ -15,9 +17,15 @@ def register():
         dist.Backend.register_backend("paceline", _create, extended_api=True, devices=["cpu"])
     except TypeError:  # torch before 2.0 knows no devices
         dist.Backend.register_backend("paceline", _create, extended_api=True)
+    when_imported("torch._dynamo.trace_rules", _keep_out_of_traces)
+
+
+def _keep_out_of_traces(trace_rules):
+    """torch.compile must not look into this package when a compiled model's collectives call it."""
+    trace_rules.add("paceline")
 
 
 def _create(options, _backend_options):
-    from paceline.torch._process_group import create
+    from paceline._torch.process_group import create
 
     return create(options)

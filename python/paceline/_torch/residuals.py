@@ -1,8 +1,9 @@
 """Residuals of top-k: when a step's are kept, taken back and rescaled; checkpoints.
 
-A step is one backward pass with communication. Its residuals are kept when the next one begins (or a checkpoint
-reads them); they return to their values before it when an Inf or NaN was seen, by top-k itself or by GradScaler,
-because the gradients that travelled are then dropped.
+A step is what lies between two steps of the model's optimizer, or, where no torch optimizer is seen stepping, one
+backward pass with communication. Its residuals are kept when the optimizer has stepped (or the next backward pass
+begins, or a checkpoint reads them); they return to their values before it when an Inf or NaN was seen, by top-k
+itself or by GradScaler, because the gradients that travelled are then dropped.
 """
 
 import weakref
@@ -26,6 +27,8 @@ class ResidualSteps:
         self._running = 0
         self._finite = True
         self._pending = False
+        self._by_optimizer = False
+        self.parameters = set()
 
     @classmethod
     def of(cls, communicator):
@@ -41,9 +44,16 @@ class ResidualSteps:
         """An operation is about to be submitted; `first`: of its model's backward pass."""
         if not self.enabled:
             return
-        if first and self._running == 0:
+        if first and self._running == 0 and not self._by_optimizer:
             self.commit()
         self._running += 1
+
+    def optimizer_stepped(self, optimizer):
+        """Called after every torch optimizer's step; ends the step where the parameters are ours."""
+        firsts = (id(group["params"][0]) for group in optimizer.param_groups if group["params"])
+        if any(first in self.parameters for first in firsts):
+            self._by_optimizer = True
+            self.commit()
 
     def ended(self, finite, operations=1):
         """Operations have ended. The last one of the backward pass settles the step when it was not finite."""

@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 
 from paceline import communicator as core
+from paceline._torch import endpoints, lifetime
+from paceline._torch.arguments import op_of, reduction, scaled, single, split_counts
+from paceline._torch.dtypes import Packed, dense, describe, flat_view, moved_as, require_cpu
+from paceline._torch.folds import gathered_fold, sparse_all_reduce
+from paceline._torch.work import PacelineWork, as_torch_error
 from paceline.errors import InvalidArgumentError, UnsupportedError
-from paceline.torch import _endpoints, _lifetime
-from paceline.torch._arguments import op_of, reduction, scaled, single, split_counts
-from paceline.torch._dtypes import Packed, dense, describe, flat_view, moved_as, require_cpu
-from paceline.torch._folds import gathered_fold, sparse_all_reduce
-from paceline.torch._work import PacelineWork, as_torch_error
 
 _Backend = getattr(torch._C._distributed_c10d, "Backend", None)
 _IS_BACKEND = _Backend is not None and hasattr(dist.ProcessGroup, "_register_backend")
@@ -28,21 +28,21 @@ def create(options):
     communicator of its own.
     """
     global _world
-    _lifetime.patch()
+    lifetime.patch()
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     timeout = _seconds(options.timeout)
     if dist.is_initialized() and _world is not None and not _world.closed:
         group = _world.create_group(ranks)
-        endpoint = _endpoints.Endpoint(_world, group, options.group_rank, options.group_size)
+        endpoint = endpoints.Endpoint(_world, group, options.group_rank, options.group_size)
         return PacelineProcessGroup(endpoint, timeout, owner=False)
     prefix = "world" if not dist.is_initialized() else "ranks-" + "-".join(map(str, ranks))
-    communicator = _endpoints.make_communicator(
+    communicator = endpoints.make_communicator(
         options.group_rank, options.group_size, options.store, f"paceline/group/{prefix}", timeout
     )
-    _endpoints.own(communicator)
+    endpoints.own(communicator)
     if not dist.is_initialized():
         _world = communicator
-    return PacelineProcessGroup(_endpoints.Endpoint(communicator), timeout, owner=True)
+    return PacelineProcessGroup(endpoints.Endpoint(communicator), timeout, owner=True)
 
 
 class PacelineProcessGroup(_Base):

@@ -5,7 +5,7 @@ import functools
 import torch
 import torch.distributed as dist
 
-from paceline.torch import _endpoints
+from paceline._torch import endpoints
 
 
 def patch():
@@ -17,10 +17,10 @@ def patch():
     @functools.wraps(original)
     def destroy_process_group(group=None):
         whole = group is None or group is dist.group.WORLD
-        _endpoints.close(None if whole else group)
+        endpoints.close(None if whole else group)
         original(group)
         if whole:
-            _endpoints.close_native()
+            endpoints.close_native()
 
     destroy_process_group._paceline_patched = True
     _replace("destroy_process_group", destroy_process_group)

@@ -1,8 +1,24 @@
-"""GradScaler and residuals: a skipped step takes its residuals back, a new loss scale rescales them."""
+"""Optimizers, GradScaler and residuals.
+
+A step of the optimizer keeps its residuals, a skipped one takes them back, a new loss scale rescales them.
+"""
 
 import functools
 
-from paceline.torch._residuals import ResidualSteps
+from paceline._torch.residuals import ResidualSteps
+
+
+def watch_optimizers(optimizer_module):
+    """torch 2 tells after every step of every optimizer; older torch does not, and the next backward pass counts."""
+    register = getattr(optimizer_module, "register_optimizer_step_post_hook", None)
+    if register is not None and not getattr(optimizer_module, "_paceline_watching", False):
+        optimizer_module._paceline_watching = True
+        register(_stepped)
+
+
+def _stepped(optimizer, _args, _kwargs):
+    for steps in ResidualSteps.every():
+        steps.optimizer_stepped(optimizer)
 
 
 def patch(scaler_class):

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from paceline import _state
 from paceline import communicator as core
-from paceline.torch._residuals import ResidualSteps
-from paceline.torch._stores import TorchStore
+from paceline._torch.residuals import ResidualSteps
+from paceline._torch.stores import TorchStore
 
 _endpoints = {}
 _created = {}

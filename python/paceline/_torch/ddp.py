@@ -14,9 +14,9 @@ from torch.futures import Future
 
 from paceline import _state
 from paceline import communicator as core
+from paceline._torch import endpoints, residuals
+from paceline._torch.dtypes import flat_view
 from paceline.errors import PacelineError, UnsupportedError
-from paceline.torch import _endpoints, _residuals
-from paceline.torch._dtypes import flat_view
 
 _attached = weakref.WeakKeyDictionary()
 _hooked_before = weakref.WeakSet()
@@ -50,6 +50,7 @@ class Attachment:
         for index, (name, parameter) in enumerate(ddp.module.named_parameters()):
             self._keys[id(parameter)] = _models << 32 | index
             self._names[id(parameter)] = name
+        endpoint.steps.parameters.update(self._keys)
         self._model = _models
         _models += 1
         self.join_work = None
@@ -190,7 +191,7 @@ def attach(ddp):
             rank, f"this build accelerates CPU models; the model on '{ddp.device_type}' keeps torch's own all-reduce"
         )
         return
-    endpoint = _endpoints.of(group)
+    endpoint = endpoints.of(group)
     attachment = Attachment(ddp, endpoint)
     ddp.logger._set_comm_hook_name("paceline")
     dist._register_comm_hook(ddp.reducer, attachment, paceline_hook)
@@ -310,12 +311,12 @@ def residual_state_dict(model, all_ranks=False):
     its own residuals: save the result on every rank, or pass all_ranks=True on every rank (collective) and save
     it on one; only that form can be loaded by another number of ranks.
     """
-    return _residuals.read_state(attachment_of(model), all_ranks)
+    return residuals.read_state(attachment_of(model), all_ranks)
 
 
 def load_residual_state_dict(model, state):
     """Puts residuals from residual_state_dict() back. Raises InvalidArgumentError that names what differs."""
-    _residuals.write_state(attachment_of(model), state)
+    residuals.write_state(attachment_of(model), state)
 
 
 __all__ = ["PacelineError", "attach", "load_residual_state_dict", "patch", "residual_state_dict"]
