@@ -51,5 +51,7 @@ struct Job {
 /// never came; kMismatch the setting or version that differs and who has it; kInvalidArgument a
 /// contradictory environment; kUnauthenticated a wrong secret.
 Result<std::unique_ptr<Job>> join(const JoinOptions& options);
+/// The same, where the caller counts the joins of a prefix: several ranks in one process.
+Result<std::unique_ptr<Job>> join_as(const JoinOptions& options, int incarnation);
 
 }  // namespace paceline::bootstrap

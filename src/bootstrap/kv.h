@@ -3,6 +3,7 @@
 // in through the C ABI (torch's), or the simulation's.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 
@@ -10,6 +11,9 @@
 #include "base/status.h"
 
 namespace paceline::bootstrap {
+
+inline constexpr std::size_t kKeyLimit = 256;
+inline constexpr std::size_t kValueLimit = 4096;
 
 /// Non-blocking: bootstrap polls. Values are at most 4 KiB (PMI-1 implementations encode and split
 /// them).

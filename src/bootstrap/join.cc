@@ -1,0 +1,206 @@
+#include "bootstrap/join.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "base/log.h"
+#include "bootstrap/agreement.h"
+#include "bootstrap/early_channel.h"
+#include "bootstrap/join_machine.h"
+#include "bootstrap/rendezvous.h"
+#include "wire/tcp/tcp_channel.h"
+
+namespace paceline::bootstrap {
+namespace {
+
+constexpr const char* kBuild = "0.1.0";
+constexpr uint32_t kWireVersion = 1;
+constexpr Time kLongestSleep = 10 * kMillisecond;
+
+/// How often join() was called for a prefix: ranks count alike, so that a communicator that is made
+/// again after its end meets none of its predecessor's keys.
+int count_joins(const std::string& prefix) {
+  static std::mutex mutex;
+  static auto* counts = new std::map<std::string, int>;
+  std::lock_guard lock(mutex);
+  return (*counts)[prefix]++;
+}
+
+class Joining {
+ public:
+  Joining(const JoinOptions& options, int incarnation)
+      : options_(options), incarnation_(incarnation) {}
+  Result<std::unique_ptr<Job>> run();
+
+ private:
+  Status agree_on_secret();
+  Status listen();
+  Status meet();
+  Status wait(const char* what, const std::function<Result<bool>()>& done);
+  void doze(Time until);
+  std::unique_ptr<Job> finish(Topology topology);
+
+  const JoinOptions& options_;
+  int incarnation_;
+  SteadyClock clock_;
+  Identity identity_;
+  Rendezvous rendezvous_;
+  std::string prefix_;
+  Time timeout_ = 0;
+  Time deadline_ = kNever;
+  std::unique_ptr<wire::TcpChannel> channel_;
+  wire::Events early_;
+  Topology topology_;
+};
+
+Member self_of(const Settings& settings, Rank rank, std::string address) {
+  Member self;
+  self.rank = rank;
+  self.host = host_name();
+  self.node_id = settings.text("node_id").empty() ? node_identity() : settings.text("node_id");
+  self.node_id.resize(std::min(self.node_id.size(), kMaxNodeId));
+  self.pid = ::getpid();
+  self.address = std::move(address);
+  return self;
+}
+
+/// Sleeps until the channel has something, or the time comes.
+void Joining::doze(Time until) {
+  Time left = std::clamp<Time>(until - clock_.now(), 0, kLongestSleep);
+  if (channel_ && !channel_->prepare_wait()) return;
+  pollfd waiting{channel_ ? channel_->poll_fd() : -1, POLLIN, 0};
+  timespec time{0, left};
+  ::ppoll(&waiting, 1, &time, nullptr);
+}
+
+Status Joining::wait(const char* what, const std::function<Result<bool>()>& done) {
+  Time pause = kMillisecond / 4;
+  while (true) {
+    PACELINE_RETURN_IF_ERROR(rendezvous_.space->poll(clock_.now()));
+    PACELINE_ASSIGN(bool is_done, done());
+    if (is_done) return {};
+    if (clock_.now() >= deadline_) {
+      return {Code::kTimeout, fmt::format("rank {}: after {:g} s {} ({})", identity_.rank,
+                                          static_cast<double>(timeout_) / kSecond, what,
+                                          rendezvous_.space->describe())};
+    }
+    doze(after(clock_.now(), pause));
+    pause = std::min(2 * pause, kLongestSleep);
+  }
+}
+
+Status Joining::agree_on_secret() {
+  if (rendezvous_.secret) return {};
+  auto& space = *rendezvous_.space;
+  if (!space.is_private()) {
+    return {Code::kInvalidArgument,
+            fmt::format("the job has no secret and {} is readable by others: set PACELINE_SECRET",
+                        space.describe())};
+  }
+  auto key = prefix_ + "secret";
+  if (identity_.rank == 0) PACELINE_RETURN_IF_ERROR(space.put(key, make_secret()));
+  PACELINE_RETURN_IF_ERROR(space.fence());
+  return wait("rank 0 has not come: its secret is missing", [&]() -> Result<bool> {
+    PACELINE_ASSIGN(auto text, space.get(key));
+    if (!text) return false;
+    auto bytes = std::as_bytes(std::span(*text));
+    rendezvous_.secret = Secret{SecretSource::kLauncherSpace, {bytes.begin(), bytes.end()}};
+    return true;
+  });
+}
+
+Status Joining::listen() {
+  const auto& settings = *options_.settings;
+  wire::TcpOptions tcp;
+  tcp.rank = identity_.rank;
+  tcp.size = identity_.size;
+  tcp.host = host_name();
+  tcp.secret = rendezvous_.secret->bytes;
+  tcp.job_id = prefix_.substr(0, 128);
+  tcp.build = kBuild;
+  tcp.bind_address = rendezvous_.bind_address;
+  tcp.flows = static_cast<int>(std::min<int64_t>(settings.integer("flows"), 16));
+  tcp.protocol.peer_timeout =
+      static_cast<Time>(settings.number("peer_timeout") * static_cast<double>(kSecond));
+  PACELINE_ASSIGN(channel_, wire::TcpChannel::listen(std::move(tcp)));
+  return {};
+}
+
+Status Joining::meet() {
+  const auto& settings = *options_.settings;
+  JoinSpec spec;
+  spec.rank = identity_.rank;
+  spec.size = identity_.size;
+  spec.self = self_of(settings, identity_.rank, channel_->address());
+  spec.prefix = prefix_;
+  spec.build = kBuild;
+  spec.wire_version = kWireVersion;
+  spec.settings = agreed_settings(settings);
+  spec.deadline = deadline_;
+  spec.timeout = timeout_;
+  JoinMachine machine(std::move(spec), *rendezvous_.space, *channel_,
+                      [&](Rank rank, const std::string& address, const std::string& host) {
+                        return channel_->set_peer(rank, address, host);
+                      });
+  while (!machine.progress(clock_.now())) {
+    doze(machine.next_timer());
+  }
+  PACELINE_RETURN_IF_ERROR(machine.status());
+  topology_ = machine.take_topology();
+  early_ = machine.take_early();
+  return {};
+}
+
+std::unique_ptr<Job> Joining::finish(Topology topology) {
+  auto job = std::make_unique<Job>();
+  job->topology = std::move(topology);
+  job->tree = tree_neighbours(identity_.rank, identity_.size);
+  job->launcher = launcher_name(identity_.launcher);
+  job->id = prefix_;
+  if (early_.empty()) {
+    job->channel = std::move(channel_);
+  } else {
+    job->channel = std::make_unique<EarlyChannel>(std::move(channel_), std::move(early_));
+  }
+  return job;
+}
+
+Result<std::unique_ptr<Job>> Joining::run() {
+  const auto& settings = *options_.settings;
+  PACELINE_ASSIGN(identity_,
+                  find_identity(options_.rank, options_.size, settings.flag("use_ddp_launcher")));
+  log::set_rank(identity_.rank);
+  double seconds = options_.timeout_s > 0 ? options_.timeout_s : settings.number("start_timeout");
+  timeout_ = static_cast<Time>(std::min(seconds, 1e9) * static_cast<double>(kSecond));
+  deadline_ = after(clock_.now(), timeout_);
+  prefix_ = fmt::format("paceline/{}/{}/{}/", identity_.job.substr(0, 64),
+                        options_.prefix.substr(0, 64), incarnation_);
+  PACELINE_ASSIGN(rendezvous_, find_rendezvous(options_, identity_));
+  if (identity_.size > 1) PACELINE_RETURN_IF_ERROR(agree_on_secret());
+  PACELINE_RETURN_IF_ERROR(listen());
+  if (identity_.size > 1) {
+    PACELINE_RETURN_IF_ERROR(meet());
+    return finish(std::move(topology_));
+  }
+  Topology alone;
+  alone.members.push_back(self_of(settings, 0, channel_->address()));
+  number_nodes(alone);
+  return finish(std::move(alone));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Job>> join(const JoinOptions& options) {
+  return Joining(options, count_joins(options.prefix)).run();
+}
+
+Result<std::unique_ptr<Job>> join_as(const JoinOptions& options, int incarnation) {
+  return Joining(options, incarnation).run();
+}
+
+}  // namespace paceline::bootstrap

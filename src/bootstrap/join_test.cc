@@ -1,0 +1,314 @@
+// join() as production calls it, over real sockets: one thread a rank.
+#include "bootstrap/join.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "bootstrap/kv_store.h"
+
+namespace paceline::bootstrap {
+namespace {
+
+/// A store as a framework's: shared by threads.
+struct SharedStore {
+  std::mutex mutex;
+  std::map<std::string, std::string> entries;
+
+  paceline_store callbacks() {
+    paceline_store store{};
+    store.struct_size = sizeof(store);
+    store.context = this;
+    store.put = [](void* context, const char* key, const char* value, size_t bytes) {
+      auto* self = static_cast<SharedStore*>(context);
+      std::lock_guard lock(self->mutex);
+      self->entries[key] = std::string(value, bytes);
+      return 0;
+    };
+    store.get = [](void* context, const char* key, char* value, size_t capacity) -> long {
+      auto* self = static_cast<SharedStore*>(context);
+      std::lock_guard lock(self->mutex);
+      auto found = self->entries.find(key);
+      if (found == self->entries.end()) return -1;
+      std::memcpy(value, found->second.data(), std::min(capacity, found->second.size()));
+      return static_cast<long>(found->second.size());
+    };
+    return store;
+  }
+};
+
+Settings settings(std::map<std::string, std::string> variables) {
+  auto loaded = Settings::load(
+      Face::kPaceline,
+      [variables](const std::string& name) -> std::optional<std::string> {
+        auto found = variables.find(name);
+        if (found == variables.end()) return std::nullopt;
+        return found->second;
+      },
+      [variables] {
+        std::vector<std::string> names;
+        for (const auto& [name, value] : variables) names.push_back(name);
+        return names;
+      });
+  EXPECT_TRUE(loaded) << loaded.status().message();
+  return std::move(loaded).value();
+}
+
+using Outcome = Result<std::unique_ptr<Job>>;
+using Variables = std::map<std::string, std::string>;
+
+/// Joins `present` ranks of a job of `size`, each in its thread; `variables(rank)` are their
+/// settings.
+std::map<Rank, Outcome> join_all(Rank size, const std::vector<Rank>& present, SharedStore* store,
+                                 const std::function<Variables(Rank)>& variables,
+                                 double timeout_s = 60, const std::string& prefix = "test") {
+  std::map<Rank, Outcome> outcomes;
+  std::mutex mutex;
+  std::vector<std::thread> threads;
+  for (Rank rank : present) {
+    threads.emplace_back([&, rank] {
+      auto table = settings(variables(rank));
+      JoinOptions options;
+      options.rank = rank;
+      options.size = size;
+      // Threads of one process share the count of joins: a prefix each would do in real processes.
+      options.prefix = prefix;
+      options.settings = &table;
+      options.timeout_s = timeout_s;
+      if (store != nullptr) options.store = std::make_shared<StoreKeyValue>(store->callbacks());
+      auto outcome = join_as(options, 0);
+      std::lock_guard lock(mutex);
+      outcomes.emplace(rank, std::move(outcome));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return outcomes;
+}
+
+Variables loopback(Rank) { return {{"PACELINE_INTERFACE", "lo"}}; }
+
+std::vector<Rank> all(Rank size) {
+  std::vector<Rank> ranks(static_cast<std::size_t>(size));
+  for (Rank r = 0; r < size; ++r) ranks[static_cast<std::size_t>(r)] = r;
+  return ranks;
+}
+
+uint16_t free_port() {
+  int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+  ::close(fd);
+  return ntohs(address.sin_port);
+}
+
+/// Every rank sends random bytes to every other and checks what it got.
+void exchange(std::map<Rank, Outcome>& jobs) {
+  struct Transfer {
+    std::vector<std::byte> out, in;
+  };
+  std::mt19937_64 random(17);
+  auto size = static_cast<Rank>(jobs.size());
+  std::map<std::pair<Rank, Rank>, Transfer> transfers;
+  std::size_t left = 0;
+  for (Rank a = 0; a < size; ++a) {
+    for (Rank b = 0; b < size; ++b) {
+      if (a == b) continue;
+      auto& t = transfers[{a, b}];
+      t.out.resize(1 + random() % 100000);
+      for (auto& byte : t.out) byte = static_cast<std::byte>(random());
+      t.in.resize(t.out.size());
+      (*jobs.at(a))->channel->send(b, 5, 0, t.out, 1);
+      (*jobs.at(b))->channel->receive(a, 5, 0, {.into = t.in.data(), .capacity = t.in.size()}, 2);
+      left += 2;
+    }
+  }
+  SteadyClock clock;
+  Time deadline = clock.now() + 60 * kSecond;
+  while (left > 0 && clock.now() < deadline) {
+    for (auto& [rank, job] : jobs) {
+      wire::Events events;
+      (*job)->channel->progress(clock.now(), events);
+      for (auto& completion : events.completions) {
+        ASSERT_TRUE(completion.status.is_ok()) << completion.status.message();
+        --left;
+      }
+    }
+  }
+  ASSERT_EQ(left, 0U);
+  for (auto& [pair, t] : transfers) EXPECT_EQ(t.in, t.out);
+}
+
+TEST(Join, EveryRankHasTheSameTableAndReachesEveryOther) {
+  for (Rank size : {2, 3, 7}) {
+    SharedStore store;
+    auto jobs = join_all(size, all(size), &store, [](Rank rank) {
+      auto variables = loopback(rank);
+      variables["PACELINE_NODE_ID"] = rank % 2 == 0 ? "even" : "odd";
+      return variables;
+    });
+    for (auto& [rank, job] : jobs) {
+      ASSERT_TRUE(job) << job.status().message();
+      auto& topology = (*job)->topology;
+      EXPECT_EQ(topology.rank, rank);
+      ASSERT_EQ(topology.size(), size);
+      EXPECT_EQ(topology.node_count, 2);
+      for (Rank r = 0; r < size; ++r) {
+        auto& member = topology.members[static_cast<std::size_t>(r)];
+        EXPECT_EQ(member.rank, r);
+        EXPECT_EQ(member.node, r % 2);
+        EXPECT_EQ(member.local_rank, r / 2);
+        EXPECT_EQ(member.address,
+                  (*jobs.at(0))->topology.members[static_cast<std::size_t>(r)].address);
+      }
+    }
+    exchange(jobs);
+  }
+}
+
+TEST(Join, OverOurOwnServer) {
+  auto port = std::to_string(free_port());
+  auto jobs = join_all(5, all(5), nullptr, [&](Rank) {
+    return Variables{{"PACELINE_RENDEZVOUS", "127.0.0.1:" + port},
+                     {"PACELINE_SECRET", "a secret of sixteen +"}};
+  });
+  for (auto& [rank, job] : jobs) ASSERT_TRUE(job) << rank << ": " << job.status().message();
+  exchange(jobs);
+}
+
+TEST(Join, OverIpv6) {
+  auto port = std::to_string(free_port());
+  auto jobs = join_all(3, all(3), nullptr, [&](Rank) {
+    return Variables{{"PACELINE_RENDEZVOUS", "[::1]:" + port},
+                     {"PACELINE_SECRET", "a secret of sixteen +"}};
+  });
+  for (auto& [rank, job] : jobs) ASSERT_TRUE(job) << rank << ": " << job.status().message();
+  EXPECT_NE((*jobs.at(1))->topology.members[2].address.find("[::1]"), std::string::npos);
+  exchange(jobs);
+}
+
+TEST(Join, ARankThatNeverComesIsNamedOnAllThatWait) {
+  SharedStore store;
+  auto jobs = join_all(7, {0, 1, 2, 4, 6}, &store, loopback, 1.0);
+  for (auto& [rank, job] : jobs) {
+    ASSERT_FALSE(job) << rank;
+    EXPECT_EQ(job.status().code(), Code::kTimeout);
+    EXPECT_NE(job.status().message().find("ranks 3, 5"), std::string::npos)
+        << job.status().message();
+  }
+}
+
+TEST(Join, SettingsThatDifferAreNamedOnEveryRank) {
+  SharedStore store;
+  auto jobs = join_all(
+      6, all(6), &store,
+      [](Rank rank) {
+        auto variables = loopback(rank);
+        if (rank == 5) variables["PACELINE_TOPK_RATIO"] = "0.25";
+        return variables;
+      },
+      30);
+  for (auto& [rank, job] : jobs) {
+    ASSERT_FALSE(job) << rank;
+    EXPECT_EQ(job.status().code(), Code::kMismatch) << job.status().message();
+    EXPECT_NE(job.status().message().find("topk_ratio is"), std::string::npos)
+        << job.status().message();
+    EXPECT_NE(job.status().message().find("rank 5"), std::string::npos) << job.status().message();
+  }
+}
+
+TEST(Join, AWrongSecretIsRefused) {
+  auto port = std::to_string(free_port());
+  auto jobs = join_all(
+      3, all(3), nullptr,
+      [&](Rank rank) {
+        return Variables{
+            {"PACELINE_RENDEZVOUS", "127.0.0.1:" + port},
+            {"PACELINE_SECRET", rank == 2 ? "another secret, as long" : "a secret of sixteen +"}};
+      },
+      1.5);
+  ASSERT_FALSE(jobs.at(2));
+  EXPECT_EQ(jobs.at(2).status().code(), Code::kUnauthenticated) << jobs.at(2).status().message();
+  ASSERT_FALSE(jobs.at(0));
+  EXPECT_NE(jobs.at(0).status().message().find("rank 2"), std::string::npos)
+      << jobs.at(0).status().message();
+}
+
+TEST(Join, AJobWithoutASecretOnANetworkIsRefused) {
+  auto table = settings({{"PACELINE_RENDEZVOUS", "192.0.2.1:7000"}, {"PACELINE_INTERFACE", "lo"}});
+  JoinOptions options{.rank = 1, .size = 2, .prefix = "no secret", .settings = &table};
+  auto job = join(options);
+  ASSERT_FALSE(job);
+  EXPECT_EQ(job.status().code(), Code::kInvalidArgument);
+  EXPECT_NE(job.status().message().find("PACELINE_SECRET"), std::string::npos);
+}
+
+TEST(Join, AHostThatCantBeResolvedIsNamed) {
+  auto table = settings({{"PACELINE_RENDEZVOUS", "no-such-host.invalid:7000"}});
+  JoinOptions options{.rank = 1, .size = 2, .prefix = "no host", .settings = &table};
+  auto job = join(options);
+  ASSERT_FALSE(job);
+  EXPECT_NE(job.status().message().find("no-such-host.invalid"), std::string::npos)
+      << job.status().message();
+}
+
+TEST(Join, AnInterfaceThatIsNotThereIsNamedWithThoseThatAre) {
+  auto table =
+      settings({{"PACELINE_RENDEZVOUS", "127.0.0.1:7000"}, {"PACELINE_INTERFACE", "nosuch9"}});
+  JoinOptions options{.rank = 1, .size = 2, .prefix = "no interface", .settings = &table};
+  auto job = join(options);
+  ASSERT_FALSE(job);
+  EXPECT_NE(job.status().message().find("nosuch9"), std::string::npos) << job.status().message();
+  EXPECT_NE(job.status().message().find("lo"), std::string::npos) << job.status().message();
+}
+
+TEST(Join, APortThatIsTakenIsNamed) {
+  int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  ASSERT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(::listen(fd, 1), 0);
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+  auto port = std::to_string(ntohs(address.sin_port));
+  auto table = settings({{"PACELINE_RENDEZVOUS", "127.0.0.1:" + port}});
+  JoinOptions options{.rank = 0, .size = 2, .prefix = "taken", .settings = &table};
+  auto job = join(options);
+  ::close(fd);
+  ASSERT_FALSE(job);
+  EXPECT_NE(job.status().message().find("port " + port), std::string::npos)
+      << job.status().message();
+}
+
+TEST(Join, AgainInTheSameProcess) {
+  SharedStore store;
+  for (int round = 0; round < 3; ++round) {
+    auto prefix = "again " + std::to_string(round);
+    auto jobs = join_all(3, all(3), &store, loopback, 30, prefix);
+    for (auto& [rank, job] : jobs) ASSERT_TRUE(job) << job.status().message();
+    exchange(jobs);
+  }
+}
+
+TEST(Join, AJobOfOneNeedsNobody) {
+  auto table = settings({});
+  JoinOptions options{.rank = 0, .size = 1, .prefix = "one", .settings = &table};
+  auto job = join(options);
+  ASSERT_TRUE(job) << job.status().message();
+  EXPECT_EQ((*job)->topology.size(), 1);
+  EXPECT_EQ((*job)->topology.node_count, 1);
+}
+
+}  // namespace
+}  // namespace paceline::bootstrap

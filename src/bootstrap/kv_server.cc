@@ -1,0 +1,248 @@
+#include "bootstrap/kv_server.h"
+
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/log.h"
+#include "bootstrap/host_address.h"
+
+namespace paceline::bootstrap {
+namespace {
+
+constexpr int kEventsAtOnce = 64;
+constexpr std::size_t kOutputLimit = 1 << 20;  // a client that asks and never reads
+constexpr std::size_t kAwaitedLimit = 4096;    // keys that one client may wait for
+
+}  // namespace
+
+Result<std::unique_ptr<KvServer>> KvServer::start(KvServerOptions options) {
+  PACELINE_ASSIGN(auto at, numeric_address(options.address, options.port));
+  std::unique_ptr<KvServer> server(new KvServer);
+  server->options_ = std::move(options);
+  server->epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
+  server->listener_ = ::socket(at.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  int on = 1;
+  ::setsockopt(server->listener_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (::bind(server->listener_, at.get(), at.length) != 0 ||
+      ::listen(server->listener_, 1024) != 0) {
+    int why = errno;
+    if (why == EADDRINUSE) {
+      return Status(
+          Code::kResourceExhausted,
+          fmt::format(
+              "port {} of {} is taken by another program: set PACELINE_PORT to a free one on "
+              "all ranks",
+              server->options_.port, server->options_.address));
+    }
+    return Status(Code::kUnavailable,
+                  fmt::format("can't listen on {}: {}", at.text(), std::strerror(why)));
+  }
+  PACELINE_ASSIGN(auto bound, local_address(server->listener_));
+  server->port_ = bound.port();
+  epoll_event event{.events = EPOLLIN, .data = {.fd = server->listener_}};
+  ::epoll_ctl(server->epoll_, EPOLL_CTL_ADD, server->listener_, &event);
+  return server;
+}
+
+KvServer::~KvServer() {
+  for (auto& [fd, client] : clients_) ::close(fd);
+  if (listener_ >= 0) ::close(listener_);
+  if (epoll_ >= 0) ::close(epoll_);
+}
+
+void KvServer::serve(Time now) {
+  epoll_event ready[kEventsAtOnce];
+  int count = 0;
+  do {
+    count = ::epoll_wait(epoll_, ready, kEventsAtOnce, 0);
+    for (int i = 0; i < count; ++i) {
+      if (ready[i].data.fd == listener_) {
+        accept_some(now);
+        continue;
+      }
+      auto found = clients_.find(ready[i].data.fd);
+      if (found == clients_.end()) continue;
+      auto& client = *found->second;
+      if ((ready[i].events & EPOLLOUT) != 0) flush(client);
+      if ((ready[i].events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0) read(client);
+    }
+  } while (count == kEventsAtOnce);
+  expire(now);
+}
+
+void KvServer::accept_some(Time now) {
+  for (int i = 0; i < kEventsAtOnce; ++i) {
+    HostAddress from;
+    from.length = sizeof(from.storage);
+    int fd = ::accept4(listener_, reinterpret_cast<sockaddr*>(&from.storage), &from.length,
+                       SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) {
+      if (errno == EMFILE || errno == ENFILE) {
+        // The connection stays in the queue; epoll would report it without end.
+        epoll_event none{.events = 0, .data = {.fd = listener_}};
+        ::epoll_ctl(epoll_, EPOLL_CTL_MOD, listener_, &none);
+        paused_ = true;
+        resume_at_ = after(now, 100 * kMillisecond);
+        if (log::first("kv-descriptors")) {
+          log::warning("the key-value server is out of file descriptors: raise `ulimit -n`");
+        }
+      }
+      return;
+    }
+    if (clients_.size() >= options_.connection_limit + options_.stranger_limit) {
+      ::close(fd);
+      continue;
+    }
+    int on = 1;
+    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    auto client = std::make_unique<Client>();
+    client->fd = fd;
+    client->from = from.text();
+    client->since = now;
+    random_bytes(client->challenge);
+    append_frame({.kind = FrameKind::kChallenge, .nonce = client->challenge}, client->out);
+    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+    ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+    auto& stored = *(clients_[fd] = std::move(client));
+    flush(stored);
+  }
+}
+
+void KvServer::read(Client& client) {
+  std::byte buffer[16384];
+  int fd = client.fd;
+  auto n = ::recv(fd, buffer, sizeof(buffer), 0);
+  if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return close(fd);
+  if (n < 0) return;
+  client.in.insert(client.in.end(), buffer, buffer + n);
+  while (true) {
+    auto frame = take_frame(client.in);
+    Status status = frame.status();
+    if (frame && !*frame) break;
+    if (frame) status = handle(client, **frame);
+    if (!status.is_ok()) return refuse(client, status);
+    if (!clients_.contains(fd)) return;
+  }
+  flush(client);
+}
+
+Status KvServer::handle(Client& client, const KvFrame& frame) {
+  if (!client.proven) {
+    if (frame.kind != FrameKind::kProof) return {Code::kUnauthenticated, "no proof of the secret"};
+    if (!equal_secret(frame.mac, client_proof(options_.secret, client.challenge, frame.nonce))) {
+      return {Code::kUnauthenticated, "another secret than this job's"};
+    }
+    client.proven = true;
+    append_frame({.kind = FrameKind::kWelcome,
+                  .mac = server_proof(options_.secret, client.challenge, frame.nonce)},
+                 client.out);
+    return {};
+  }
+  if (frame.kind == FrameKind::kPut) {
+    if (entries_.contains(frame.key)) return {};
+    memory_ += frame.key.size() + frame.value.size() + 64;
+    if (memory_ > options_.memory_limit) return {Code::kResourceExhausted, "the space is full"};
+    entries_[frame.key] = frame.value;
+    auto waiting = waiters_.extract(frame.key);
+    if (waiting.empty()) return {};
+    for (int fd : waiting.mapped()) {
+      auto found = clients_.find(fd);
+      if (found == clients_.end()) continue;
+      append_frame({.kind = FrameKind::kValue, .key = frame.key, .value = frame.value},
+                   found->second->out);
+      if (found->second.get() != &client) flush(*found->second);
+    }
+    return {};
+  }
+  if (frame.kind == FrameKind::kGet) {
+    auto found = entries_.find(frame.key);
+    if (found != entries_.end()) {
+      append_frame({.kind = FrameKind::kValue, .key = frame.key, .value = found->second},
+                   client.out);
+      if (client.out.size() > kOutputLimit)
+        return {Code::kResourceExhausted, "asks, but does not read"};
+      return {};
+    }
+    if (client.awaited.size() >= kAwaitedLimit)
+      return {Code::kResourceExhausted, "waits for too many keys"};
+    client.awaited.push_back(frame.key);
+    waiters_[frame.key].push_back(client.fd);
+    return {};
+  }
+  return {Code::kCorrupted, "bytes that no rank of this job sends"};
+}
+
+void KvServer::flush(Client& client) {
+  while (!client.out.empty()) {
+    auto n = ::send(client.fd, client.out.data(), client.out.size(), MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;  // a broken connection is found by reading
+    client.out.erase(client.out.begin(), client.out.begin() + n);
+  }
+  bool want = !client.out.empty();
+  if (want == client.wants_write) return;
+  client.wants_write = want;
+  epoll_event event{.events = EPOLLIN | (want ? EPOLLOUT : 0U), .data = {.fd = client.fd}};
+  ::epoll_ctl(epoll_, EPOLL_CTL_MOD, client.fd, &event);
+}
+
+void KvServer::refuse(Client& client, const Status& why) {
+  ++refused_;
+  auto host = client.from.substr(0, client.from.rfind(':'));
+  if (log::first("kv-refused-" + host)) {
+    log::warning("key-value server: refused a connection from {}: {}; the job goes on", client.from,
+                 why.message());
+  }
+  // Strangers learn nothing but that the secret is wrong; a rank with another secret needs that
+  // sentence.
+  if (why.code() != Code::kCorrupted) {
+    append_frame({.kind = FrameKind::kRefused, .value = why.message()}, client.out);
+    flush(client);
+  }
+  close(client.fd);
+}
+
+void KvServer::close(int fd) {
+  auto found = clients_.find(fd);
+  if (found == clients_.end()) return;
+  for (const auto& key : found->second->awaited) {
+    auto waiting = waiters_.find(key);
+    if (waiting == waiters_.end()) continue;
+    std::erase(waiting->second, fd);
+    if (waiting->second.empty()) waiters_.erase(waiting);
+  }
+  ::close(fd);
+  clients_.erase(found);
+}
+
+void KvServer::expire(Time now) {
+  if (paused_ && now >= resume_at_) {
+    epoll_event event{.events = EPOLLIN, .data = {.fd = listener_}};
+    ::epoll_ctl(epoll_, EPOLL_CTL_MOD, listener_, &event);
+    paused_ = false;
+  }
+  std::vector<Client*> strangers;
+  for (auto& [fd, client] : clients_) {
+    if (!client->proven) strangers.push_back(client.get());
+  }
+  std::sort(strangers.begin(), strangers.end(),
+            [](auto* a, auto* b) { return a->since < b->since; });
+  std::size_t surplus =
+      strangers.size() > options_.stranger_limit ? strangers.size() - options_.stranger_limit : 0;
+  for (auto* client : strangers) {
+    bool late = now - client->since > options_.proof_timeout;
+    if (!late && surplus == 0) continue;
+    if (surplus > 0) --surplus;
+    refuse(*client, {Code::kCorrupted, "no proof of the secret in time"});
+  }
+}
+
+}  // namespace paceline::bootstrap

@@ -1,0 +1,78 @@
+// The server of a job's key-value space: lives in rank 0, or in `paceline run`. Driven by its
+// owner's thread.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "bootstrap/kv_frame.h"
+
+namespace paceline::bootstrap {
+
+struct KvServerOptions {
+  std::string address;  ///< numeric, to bind: "10.0.0.1", "::1"
+  uint16_t port = 0;    ///< 0: the kernel picks
+  std::vector<std::byte> secret;
+  std::size_t connection_limit = 16384;  ///< of this job's ranks
+  std::size_t stranger_limit =
+      128;  ///< connections that have not proven themselves; beyond: the oldest goes
+  std::size_t memory_limit = 64 << 20;  ///< bytes of keys and values
+  Time proof_timeout = 5 * kSecond;
+};
+
+class KvServer {
+ public:
+  /// kResourceExhausted names the port that is taken; kUnavailable an address that this machine
+  /// does not have.
+  static Result<std::unique_ptr<KvServer>> start(KvServerOptions options);
+  ~KvServer();
+  KvServer(const KvServer&) = delete;
+  KvServer& operator=(const KvServer&) = delete;
+
+  /// Serves what has arrived; never blocks.
+  void serve(Time now);
+  /// Readable when serve() has something to do.
+  [[nodiscard]] int poll_fd() const { return epoll_; }
+  [[nodiscard]] uint16_t port() const { return port_; }
+  [[nodiscard]] std::size_t connections() const { return clients_.size(); }
+  [[nodiscard]] uint64_t refused() const { return refused_; }
+
+ private:
+  struct Client {
+    int fd = -1;
+    std::string from;
+    bool proven = false;
+    Time since = 0;
+    Nonce challenge{};
+    std::vector<std::byte> in;
+    std::vector<std::byte> out;
+    bool wants_write = false;
+    std::vector<std::string> awaited;
+  };
+  KvServer() = default;
+  void accept_some(Time now);
+  void read(Client& client);
+  Status handle(Client& client, const KvFrame& frame);
+  void flush(Client& client);
+  void refuse(Client& client, const Status& why);
+  void close(int fd);
+  void expire(Time now);
+
+  KvServerOptions options_;
+  int listener_ = -1;
+  int epoll_ = -1;
+  uint16_t port_ = 0;
+  std::map<int, std::unique_ptr<Client>> clients_;
+  std::map<std::string, std::string> entries_;
+  std::map<std::string, std::vector<int>> waiters_;
+  std::size_t memory_ = 0;
+  uint64_t refused_ = 0;
+  bool paused_ = false;
+  Time resume_at_ = 0;
+};
+
+}  // namespace paceline::bootstrap

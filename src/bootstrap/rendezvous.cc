@@ -1,0 +1,142 @@
+#include "bootstrap/rendezvous.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "base/log.h"
+#include "bootstrap/host_address.h"
+#include "bootstrap/kv_server.h"
+#include "bootstrap/kv_tcp.h"
+
+namespace paceline::bootstrap {
+namespace {
+
+/// Rank 0's server outlives the join that started it as long as another join of the process uses
+/// it.
+Result<std::shared_ptr<KvServer>> shared_server(const KvServerOptions& options) {
+  static std::mutex mutex;
+  static auto* servers = new std::map<std::string, std::weak_ptr<KvServer>>;
+  std::lock_guard lock(mutex);
+  auto& slot = (*servers)[fmt::format("{} {}", options.address, options.port)];
+  if (auto running = slot.lock()) return running;
+  PACELINE_ASSIGN(auto started, KvServer::start(options));
+  std::shared_ptr<KvServer> server = std::move(started);
+  slot = server;
+  return server;
+}
+
+/// Where rank 0's server is.
+Result<HostPort> server_place(const Settings& settings, const Identity& identity) {
+  if (const auto& text = settings.text("rendezvous"); !text.empty()) {
+    return parse_host_port(text, "PACELINE_RENDEZVOUS");
+  }
+  if (identity.master_host.empty()) {
+    return Status(
+        Code::kInvalidArgument,
+        fmt::format(
+            "rank {} of {} (started by {}) is not told where rank 0 is: set MASTER_ADDR to rank "
+            "0's host, or PACELINE_RENDEZVOUS=host:port",
+            identity.rank, identity.size, launcher_name(identity.launcher)));
+  }
+  return HostPort{identity.master_host, static_cast<uint16_t>(settings.integer("port"))};
+}
+
+/// The address that this rank listens on.
+Result<std::string> listen_address(const Settings& settings,
+                                   const std::optional<HostAddress>& master) {
+  const auto& pattern = settings.text("interface");
+  if (!pattern.empty()) {
+    bool v6 = master && master->family() == AF_INET6;
+    PACELINE_ASSIGN(auto chosen,
+                    choose_interface(pattern, interfaces(), v6, settings.source("interface")));
+    return chosen.host();
+  }
+  if (master) {
+    PACELINE_ASSIGN(auto source, route_source(*master));
+    return source.host();
+  }
+  return std::string();
+}
+
+/// No master to route to: the first interface that leads somewhere, else loopback.
+std::string any_address() {
+  auto all = interfaces();
+  auto chosen = choose_interface("^docker,virbr,veth", all, false, "");
+  return chosen ? chosen->host() : "127.0.0.1";
+}
+
+Result<std::shared_ptr<KeyValue>> open_server_space(const HostPort& place,
+                                                    const HostAddress& master,
+                                                    const Identity& identity, const Secret& secret,
+                                                    bool server_is_elsewhere) {
+  std::shared_ptr<KvServer> server;
+  if (identity.rank == 0 && !server_is_elsewhere) {
+    KvServerOptions options;
+    options.address = master.host();
+    options.port = place.port;
+    options.secret = secret.bytes;
+    PACELINE_ASSIGN(server, shared_server(options));
+  }
+  PACELINE_ASSIGN(auto space, TcpKeyValue::open(place.host, place.port, secret.bytes, server));
+  return std::shared_ptr<KeyValue>(std::move(space));
+}
+
+}  // namespace
+
+std::optional<std::string> process_environment(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value ? std::optional<std::string>(value) : std::nullopt;
+}
+
+Result<Rendezvous> find_rendezvous(const JoinOptions& options, const Identity& identity) {
+  const auto& settings = *options.settings;
+  Rendezvous found;
+  PACELINE_ASSIGN(found.secret, find_secret(settings, identity, process_environment));
+  if (identity.size == 1) {
+    found.bind_address = "127.0.0.1";
+    if (!found.secret) found.secret = local_secret(identity);
+    return found;
+  }
+  std::optional<HostAddress> master;
+  if (!identity.master_host.empty()) {
+    auto addresses = resolve(identity.master_host, 0);
+    if (addresses) master = addresses->front();
+  }
+  found.space = options.store;
+  if (found.space) {
+    PACELINE_ASSIGN(found.bind_address, listen_address(settings, master));
+    if (found.bind_address.empty()) found.bind_address = any_address();
+    return found;
+  }
+
+  PACELINE_ASSIGN(auto place, server_place(settings, identity));
+  PACELINE_ASSIGN(auto addresses, resolve(place.host, place.port));
+  PACELINE_ASSIGN(found.bind_address, listen_address(settings, addresses.front()));
+  PACELINE_ASSIGN(auto own, numeric_address(found.bind_address, 0));
+  if (!found.secret) {
+    if (!addresses.front().is_loopback() || !own.is_loopback()) {
+      return Status(
+          Code::kInvalidArgument,
+          fmt::format(
+              "the job has no secret, and {} is reached over the network: set PACELINE_SECRET (or "
+              "PACELINE_SECRET_FILE) to the same text of 16 characters or more on all ranks, or "
+              "start with `paceline run`",
+              place.host));
+    }
+    found.secret = local_secret(identity);
+    if (identity.rank == 0 && !settings.flag("quiet") && log::first("local-secret")) {
+      log::info(
+          "no PACELINE_SECRET: all ranks listen on loopback, with a secret derived from this "
+          "machine");
+    }
+  }
+  bool elsewhere = identity.launcher == Launcher::kPaceline && settings.is_set("rendezvous");
+  PACELINE_ASSIGN(found.space,
+                  open_server_space(place, addresses.front(), identity, *found.secret, elsewhere));
+  return found;
+}
+
+}  // namespace paceline::bootstrap
