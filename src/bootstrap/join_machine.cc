@@ -79,11 +79,18 @@ JoinMachine::Child* JoinMachine::child(Rank rank) {
 }
 
 Time JoinMachine::next_timer() const {
-  if (state_ == State::kEnded) return now_;
-  Time next = std::min({spec_.deadline, channel_.next_timer(), failure_check_at_, flush_ends_});
-  if (state_ == State::kPublish || state_ == State::kAsk || state_ == State::kDiagnose) {
-    next = std::min(next, ask_at_);
+  switch (state_) {
+    case State::kEnded:
+      return now_;
+    case State::kFlush:
+      return std::min(channel_.next_timer(), flush_ends_);
+    case State::kDiagnose:
+      return std::min(channel_.next_timer(), ask_at_);
+    default:
+      break;
   }
+  Time next = std::min({spec_.deadline, channel_.next_timer(), failure_check_at_});
+  if (state_ == State::kPublish || state_ == State::kAsk) next = std::min(next, ask_at_);
   return next;
 }
 

@@ -7,6 +7,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <functional>
+
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <random>
@@ -149,6 +152,13 @@ void exchange(std::map<Rank, Outcome>& jobs) {
   for (auto& [pair, t] : transfers) EXPECT_EQ(t.in, t.out);
 }
 
+/// As processes end: side by side, for a channel lingers until its peers have everything.
+void leave(std::map<Rank, Outcome>& jobs) {
+  std::vector<std::thread> threads;
+  for (auto& [rank, job] : jobs) threads.emplace_back([&job] { (*job)->channel.reset(); });
+  for (auto& thread : threads) thread.join();
+}
+
 TEST(Join, EveryRankHasTheSameTableAndReachesEveryOther) {
   for (Rank size : {2, 3, 7}) {
     SharedStore store;
@@ -173,6 +183,7 @@ TEST(Join, EveryRankHasTheSameTableAndReachesEveryOther) {
       }
     }
     exchange(jobs);
+    leave(jobs);
   }
 }
 
@@ -184,6 +195,7 @@ TEST(Join, OverOurOwnServer) {
   });
   for (auto& [rank, job] : jobs) ASSERT_TRUE(job) << rank << ": " << job.status().message();
   exchange(jobs);
+  leave(jobs);
 }
 
 TEST(Join, OverIpv6) {
@@ -195,6 +207,7 @@ TEST(Join, OverIpv6) {
   for (auto& [rank, job] : jobs) ASSERT_TRUE(job) << rank << ": " << job.status().message();
   EXPECT_NE((*jobs.at(1))->topology.members[2].address.find("[::1]"), std::string::npos);
   exchange(jobs);
+  leave(jobs);
 }
 
 TEST(Join, ARankThatNeverComesIsNamedOnAllThatWait) {
@@ -298,6 +311,7 @@ TEST(Join, AgainInTheSameProcess) {
     auto jobs = join_all(3, all(3), &store, loopback, 30, prefix);
     for (auto& [rank, job] : jobs) ASSERT_TRUE(job) << job.status().message();
     exchange(jobs);
+    leave(jobs);
   }
 }
 

@@ -1,0 +1,203 @@
+// The join of a thousand ranks in one process, over the simulated wire: rounds and memory are counted.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "bootstrap/join_machine.h"
+#include "bootstrap/kv_store.h"
+#include "wire/fake/fake_network.h"
+
+namespace paceline::bootstrap {
+namespace {
+
+struct Simulated {
+  std::shared_ptr<MemoryKeyValue> space;
+  std::unique_ptr<wire::FakeChannel> channel;
+  std::unique_ptr<JoinMachine> machine;
+  bool ended = false;
+  Topology topology;
+};
+
+class Simulation {
+ public:
+  Simulation(Rank size, wire::FakeOptions options, std::set<Rank> absent = {})
+      : network_(options), ranks_(static_cast<std::size_t>(size)) {
+    for (Rank r = 0; r < size; ++r) {
+      if (absent.contains(r)) continue;
+      auto& rank = ranks_[static_cast<std::size_t>(r)];
+      auto host = "host-" + std::to_string(r / 8);
+      rank.space = std::make_shared<MemoryKeyValue>(space_);
+      rank.channel = network_.join(r, size, host);
+      JoinSpec spec;
+      spec.rank = r;
+      spec.size = size;
+      spec.self.host = host;
+      spec.self.node_id = host;
+      spec.self.pid = 1000 + r;
+      spec.self.address = "fake=" + std::to_string(r);
+      spec.prefix = "job/";
+      spec.build = "test";
+      spec.settings = {{"codec", r == odd_one_ ? "topk" : "none"}};
+      spec.timeout = 60 * kSecond;
+      spec.deadline = 60 * kSecond;
+      rank.machine = std::make_unique<JoinMachine>(
+          std::move(spec), *rank.space, *rank.channel,
+          [](Rank, const std::string&, const std::string&) { return Status(); });
+    }
+  }
+
+  /// Until all have ended; false when virtual time runs away.
+  bool run() {
+    while (true) {
+      Time next = network_.next_event_time();
+      bool all_ended = true;
+      for (auto& rank : ranks_) {
+        if (!rank.machine || rank.ended) {
+          if (rank.channel) next = std::min(next, rank.channel->next_timer());
+          continue;
+        }
+        all_ended = false;
+        next = std::min(next, rank.machine->next_timer());
+      }
+      if (all_ended) return true;
+      if (next > 300 * kSecond) return false;
+      auto woken = network_.advance(std::max(next, network_.now()));
+      std::set<Rank> due(woken.begin(), woken.end());
+      for (Rank r = 0; r < static_cast<Rank>(ranks_.size()); ++r) {
+        auto& rank = ranks_[static_cast<std::size_t>(r)];
+        if (!rank.machine) continue;
+        if (rank.ended) {  // as an engine would: acknowledgements still have to leave
+          wire::Events events;
+          if (due.contains(r) || rank.channel->next_timer() <= network_.now())
+            rank.channel->progress(network_.now(), events);
+          continue;
+        }
+        if (!due.contains(r) && rank.machine->next_timer() > network_.now()) continue;
+        if (rank.machine->progress(network_.now())) {
+          rank.ended = true;
+          finished_at_ = network_.now();
+        }
+      }
+    }
+  }
+
+  Simulated& operator[](Rank r) { return ranks_[static_cast<std::size_t>(r)]; }
+  [[nodiscard]] Time finished_at() const { return finished_at_; }
+  [[nodiscard]] const MemoryKeyValue::Space& space() const { return *space_; }
+  wire::FakeNetwork& network() { return network_; }
+
+  static inline Rank odd_one_ = -1;
+
+ private:
+  wire::FakeNetwork network_;
+  std::shared_ptr<MemoryKeyValue::Space> space_ = std::make_shared<MemoryKeyValue::Space>();
+  std::vector<Simulated> ranks_;
+  Time finished_at_ = 0;
+};
+
+/// Depth of the 4-ary tree.
+int depth(Rank size) {
+  int levels = 0;
+  for (Rank r = size - 1; r > 0; r = tree_neighbours(r, size).parent) ++levels;
+  return levels;
+}
+
+TEST(JoinSimulation, AThousandRanksInLogarithmicRounds) {
+  wire::FakeOptions options;
+  options.protocol.eager_limit = 32 * 1024;  // as over TCP
+  options.protocol.piece_bytes = 256 * 1024;
+  options.protocol.eager_budget = 1024 * 1024;
+  Time small = 0;
+  for (Rank size : {2, 16, 128, 1024}) {
+    Simulation simulation(size, options);
+    ASSERT_TRUE(simulation.run());
+    std::size_t most_sessions = 0;
+    for (Rank r = 0; r < size; ++r) {
+      ASSERT_TRUE(simulation[r].machine->status().is_ok())
+          << simulation[r].machine->status().message();
+      auto topology = simulation[r].machine->take_topology();
+      ASSERT_EQ(topology.size(), size);
+      ASSERT_EQ(topology.members[static_cast<std::size_t>(size - 1)].pid, 1000 + size - 1);
+      ASSERT_EQ(topology.node_count, (size + 7) / 8);
+      // Memory a rank: its table (n entries) and a connection a tree neighbour, whatever the size.
+      EXPECT_LE(simulation[r].channel->session_count(), 5U);
+      most_sessions = std::max(most_sessions, simulation[r].channel->session_count());
+      ASSERT_EQ(simulation[r].channel->session_count(),
+                tree_neighbours(r, size).children.size() + (r > 0 ? 1U : 0U));
+    }
+    // A record a rank is put; a get a rank finds its parent, some more look for a failure.
+    EXPECT_EQ(simulation.space().puts, static_cast<uint64_t>(size));
+    EXPECT_LE(simulation.space().gets, 8U * static_cast<uint64_t>(size));
+    // Up and down the tree, at most three packets' latencies a level (announce, ready, message).
+    Time bound = (3 + 6 * static_cast<Time>(depth(size))) * options.latency + 30 * kMillisecond;
+    EXPECT_LE(simulation.finished_at(), bound) << size << " ranks";
+    if (size == 2) small = simulation.finished_at();
+    RecordProperty("microseconds_" + std::to_string(size),
+                   static_cast<int>(simulation.finished_at() / kMicrosecond));
+    RecordProperty("sessions_" + std::to_string(size), static_cast<int>(most_sessions));
+  }
+  EXPECT_GT(small, 0);
+}
+
+TEST(JoinSimulation, UnderLossReorderingAndDuplication) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    wire::FakeOptions options;
+    options.seed = seed;
+    options.loss = 0.05;
+    options.reorder = 0.05;
+    options.duplicate = 0.05;
+    options.corrupt = 0.02;
+    options.jitter = 100 * kMicrosecond;
+    Simulation simulation(64, options);
+    ASSERT_TRUE(simulation.run()) << "seed " << seed;
+    for (Rank r = 0; r < 64; ++r) {
+      ASSERT_TRUE(simulation[r].machine->status().is_ok())
+          << "seed " << seed << ": " << simulation[r].machine->status().message();
+      ASSERT_EQ(simulation[r].machine->take_topology().size(), 64);
+    }
+    EXPECT_GT(simulation.network().counts().lost, 0U);
+  }
+}
+
+TEST(JoinSimulation, AbsentRanksAreNamedByAllOthers) {
+  wire::FakeOptions options;
+  Simulation simulation(64, options, {7, 63});
+  ASSERT_TRUE(simulation.run());
+  for (Rank r = 0; r < 64; ++r) {
+    if (r == 7 || r == 63) continue;
+    auto& status = simulation[r].machine->status();
+    EXPECT_EQ(status.code(), Code::kTimeout) << r;
+    EXPECT_NE(status.message().find("ranks 7, 63"), std::string::npos) << status.message();
+  }
+}
+
+TEST(JoinSimulation, OneSettingThatDiffersEndsAllOfThemByName) {
+  Simulation::odd_one_ = 200;
+  Simulation simulation(256, wire::FakeOptions());
+  Simulation::odd_one_ = -1;
+  ASSERT_TRUE(simulation.run());
+  for (Rank r = 0; r < 256; ++r) {
+    auto& status = simulation[r].machine->status();
+    EXPECT_EQ(status.code(), Code::kMismatch) << r << ": " << status.message();
+    EXPECT_NE(status.message().find("codec is"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("rank 200"), std::string::npos) << status.message();
+  }
+  EXPECT_LT(simulation.finished_at(), 10 * kSecond)
+      << "not at the time-out, but as soon as it is known";
+}
+
+TEST(JoinSimulation, AKilledRankEndsTheJoin) {
+  wire::FakeOptions options;
+  options.latency = 10 * kMillisecond;
+  Simulation simulation(32, options);
+  simulation.network().kill(2, 25 * kMillisecond);
+  ASSERT_TRUE(simulation.run());
+  int failed = 0;
+  for (Rank r = 0; r < 32; ++r) {
+    if (r != 2 && !simulation[r].machine->status().is_ok()) ++failed;
+  }
+  EXPECT_GE(failed, 1);
+}
+
+}  // namespace
+}  // namespace paceline::bootstrap
