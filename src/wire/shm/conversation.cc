@@ -164,6 +164,8 @@ bool Conversation::take(const RingReader::Record& record) {
       return on_freed(record.header);
     case RecordType::kTaken:
       return on_taken(record.header);
+    case RecordType::kWithdrawn:
+      return on_withdrawn(record.header);
     case RecordType::kNote:
       if (record.payload.size() > kNoteLimit) return false;
       shared_.notes.push_back({peer_, {record.payload.begin(), record.payload.end()}});
@@ -304,10 +306,15 @@ void Conversation::end(const Status& why) {
 void Conversation::abort(const Status& why) {
   if (ended()) return;
   if (link_) link_->revoke();
+  std::vector<uint64_t> pushed;
+  for (auto& [id, lent] : lent_) {
+    if (lent.copying) pushed.push_back(id);
+  }
   fail_requests(why);
   std::erase_if(queue_, [](const Queued& queued) {
     return queued.header.type == RecordType::kEager || queued.header.type == RecordType::kOffer;
   });
+  for (uint64_t id : pushed) withdraw(id);
 }
 
 }  // namespace paceline::wire::shm

@@ -136,6 +136,8 @@ class Conversation {
   bool on_piece(const RingReader::Record& record);
   bool use_piece(const RecordHeader& header, std::span<const std::byte> data);
   bool on_freed(const RecordHeader& header);
+  bool on_withdrawn(const RecordHeader& header);
+  void withdraw(uint64_t id);
   uint64_t step_copy();
   Slot* free_slot();
   void release_slots();

@@ -79,6 +79,8 @@ enum class RecordType : uint16_t {
   kFreed = 5,  ///< receiver to sender: the arena slot at `where` has been read
   kTaken = 6,  ///< receiver to sender: message id is complete; `digest` holds the Code
   kNote = 7,   ///< payload for the control plane
+  kWithdrawn =
+      8,  ///< sender to receiver: message id is not lent any more, no piece of it will come
 };
 
 /// A record's first bytes; the payload follows.

@@ -25,7 +25,7 @@
 namespace paceline::wire::shm::testing {
 
 inline constexpr int kMostRanks = 8;
-inline constexpr Time kPatience = 60 * kSecond;
+inline constexpr Time kPatience = 20 * kSecond;
 
 /// Shared by the processes of one test.
 struct Board {
@@ -73,7 +73,7 @@ class Node {
     pollfd watched{channel->poll_fd(), POLLIN, 0};
     if (::poll(&watched, 1, ms) == 0 && ms == 1000) ++idle_waits;
   }
-  /// Drives the channel until `condition` holds; false after a minute.
+  /// Drives the channel until `condition` holds; false when it takes too long.
   template <class Condition>
   bool until(Condition condition) {
     const Time deadline = clock.now() + kPatience;
@@ -137,7 +137,7 @@ inline void run_ranks(int ranks, const Body& body, const Tweak& tweak = {},
   for (int rank = 0; rank < ranks; ++rank) {
     pid_t pid = ::fork();
     if (pid == 0) {
-      ::alarm(100);
+      ::alarm(60);
       ShmOptions options;
       options.rank = rank;
       options.size = ranks;

@@ -148,11 +148,32 @@ bool Conversation::use_piece(const RecordHeader& header, std::span<const std::by
   return true;
 }
 
+bool Conversation::on_withdrawn(const RecordHeader& header) {
+  auto found = piecewise_.find(header.id);
+  if (found == piecewise_.end()) return !shared_.aborted.is_ok();
+  // Its abort came before this record did, so finish_pull() finds the message taken back.
+  if (link_->still_lent()) return false;
+  const Pull pull = std::move(found->second);
+  piecewise_.erase(found);
+  finish_pull(pull);
+  return true;
+}
+
 // ---- sending
+
+void Conversation::withdraw(uint64_t id) {
+  RecordHeader header;
+  header.type = RecordType::kWithdrawn;
+  header.id = id;
+  post(header);
+}
 
 bool Conversation::on_pull(const RecordHeader& header) {
   auto found = lent_.find(header.id);
-  if (found == lent_.end()) return !shared_.aborted.is_ok();
+  if (found == lent_.end()) {
+    if (!shared_.aborted.is_ok()) withdraw(header.id);
+    return !shared_.aborted.is_ok();
+  }
   auto& lent = found->second;
   if (lent.copying || header.offset >= lent.data.size() || header.offset % kPieceAlign != 0)
     return false;

@@ -1,0 +1,124 @@
+#include "wire/shm/allocator.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstring>
+#include <map>
+#include <random>
+#include <thread>
+#include <vector>
+
+namespace paceline::wire::shm {
+namespace {
+
+uint64_t pages_taken(const ShmAllocator& allocator) {
+  struct stat info {};
+  EXPECT_EQ(::fstat(allocator.fd(), &info), 0);
+  return static_cast<uint64_t>(info.st_blocks) * 512;
+}
+
+TEST(Allocator, RandomSizesStayApartAndAligned) {
+  ShmAllocator allocator(AllocatorOptions{256ULL << 20, true, {}});
+  std::mt19937_64 random(std::random_device{}());
+  struct Block {
+    uint64_t bytes;
+    unsigned char fill;
+  };
+  std::map<unsigned char*, Block> live;
+  for (int i = 0; i < 3000; ++i) {
+    if (live.empty() || (random() % 5 < 3 && live.size() < 60)) {
+      const uint64_t bytes = random() % 8 == 0 ? random() % (3ULL << 20) : random() % 9000;
+      auto* p = static_cast<unsigned char*>(allocator.allocate(bytes));
+      ASSERT_NE(p, nullptr);
+      ASSERT_TRUE(allocator.offset_of(p, bytes).has_value());
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(p) % 64, 0U);
+      if (bytes >= kHugePage) {
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(p) % kHugePage, 0U);
+      }
+      const auto fill = static_cast<unsigned char>(random());
+      std::memset(p, fill, bytes);
+      auto next = live.lower_bound(p);
+      if (next != live.end()) {
+        ASSERT_LE(p + bytes, next->first);
+      }
+      if (next != live.begin()) {
+        ASSERT_LE(std::prev(next)->first + std::prev(next)->second.bytes, p);
+      }
+      live.emplace(p, Block{bytes, fill});
+    } else {
+      auto at = live.begin();
+      std::advance(at, static_cast<long>(random() % live.size()));
+      for (uint64_t b = 0; b < at->second.bytes; ++b) ASSERT_EQ(at->first[b], at->second.fill);
+      ASSERT_TRUE(allocator.free(at->first));
+      live.erase(at);
+    }
+  }
+  for (auto& [p, block] : live) ASSERT_TRUE(allocator.free(p));
+  EXPECT_EQ(allocator.bytes_in_use(), 0U);
+  EXPECT_EQ(pages_taken(allocator), 0U) << "freed memory goes back to the system";
+  // All of it is one piece again.
+  void* all = allocator.allocate(256ULL << 20);
+  EXPECT_TRUE(allocator.offset_of(all, 256ULL << 20).has_value());
+  EXPECT_TRUE(allocator.free(all));
+}
+
+TEST(Allocator, MoreThanThereIsBecomesPrivateMemory) {
+  ShmAllocator allocator(AllocatorOptions{64ULL << 20, true, {}});
+  void* shared = allocator.allocate(40ULL << 20);
+  void* more = allocator.allocate(40ULL << 20);
+  ASSERT_NE(shared, nullptr);
+  ASSERT_NE(more, nullptr);
+  EXPECT_TRUE(allocator.offset_of(shared, 40ULL << 20).has_value());
+  EXPECT_FALSE(allocator.offset_of(more, 1).has_value());
+  std::memset(more, 1, 40ULL << 20);
+  EXPECT_EQ(allocator.allocate_shared(40ULL << 20), nullptr);
+  EXPECT_TRUE(allocator.free(more));
+  EXPECT_TRUE(allocator.free(shared));
+  EXPECT_EQ(allocator.bytes_in_use(), 0U);
+}
+
+TEST(Allocator, ForeignAndDoubleFreesAreRefused) {
+  ShmAllocator allocator(AllocatorOptions{64ULL << 20, false, {}});
+  int local = 0;
+  EXPECT_FALSE(allocator.free(&local));
+  auto* p = static_cast<std::byte*>(allocator.allocate(1000));
+  EXPECT_FALSE(allocator.free(p + 64));
+  EXPECT_TRUE(allocator.free(p));
+  EXPECT_FALSE(allocator.free(p));
+  EXPECT_TRUE(allocator.free(nullptr));
+}
+
+TEST(Allocator, OffsetsEndWithTheMemory) {
+  ShmAllocator allocator(AllocatorOptions{64ULL << 20, false, {}});
+  EXPECT_FALSE(allocator.offset_of(&allocator, 1).has_value());
+  auto* p = static_cast<std::byte*>(allocator.allocate(64ULL << 20));
+  EXPECT_EQ(allocator.offset_of(p, 64ULL << 20), 0U);
+  EXPECT_FALSE(allocator.offset_of(p, (64ULL << 20) + 1).has_value());
+  EXPECT_FALSE(allocator.offset_of(p + 1, 64ULL << 20).has_value());
+  EXPECT_FALSE(allocator.offset_of(p - 1, 1).has_value());
+  EXPECT_TRUE(allocator.free(p));
+}
+
+TEST(Allocator, ManyThreads) {
+  ShmAllocator allocator(AllocatorOptions{128ULL << 20, true, {}});
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(t);
+      for (int i = 0; i < 300; ++i) {
+        const uint64_t bytes = 1 + random() % 50'000;
+        auto* p = static_cast<unsigned char*>(allocator.allocate(bytes));
+        std::memset(p, static_cast<int>(t), bytes);
+        EXPECT_TRUE(allocator.offset_of(p, bytes).has_value());
+        for (uint64_t b = 0; b < bytes; b += 101) EXPECT_EQ(p[b], t);
+        EXPECT_TRUE(allocator.free(p));
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(allocator.bytes_in_use(), 0U);
+}
+
+}  // namespace
+}  // namespace paceline::wire::shm
