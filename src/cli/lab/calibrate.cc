@@ -191,7 +191,7 @@ double steady_rate(std::vector<std::unique_ptr<Flow>>& flows, double line_bps,
   std::vector<double> rates;
   auto before = total();
   auto then = Clock::now();
-  for (int i = 0; i < 7 && !hooks.cancelled(); ++i) {
+  for (int i = 0; i < 11 && !hooks.cancelled(); ++i) {
     std::this_thread::sleep_for(std::chrono::duration<double>(window));
     auto now = Clock::now();
     auto after = total();

@@ -173,7 +173,8 @@ Status Network::shape(const Options& options) {
 
 Status Network::set_up_inside() {
   std::string names = "127.0.0.1 localhost\n";
-  for (const auto& node : nodes_) names += fmt::format("{} {}\n", node.address, node.name);
+  for (const auto& node : nodes_)
+    names += fmt::format("{0} {1}\n::ffff:{0} {1}\n", node.address, node.name);
   for (auto& node : nodes_) {
     std::ofstream(node.hosts_file) << names;
     PACELINE_RETURN_IF_ERROR(in_namespace(node.net_path, [&] {

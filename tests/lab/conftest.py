@@ -1,0 +1,24 @@
+import os
+import subprocess
+
+import pytest
+from lab_tools import PROGRAM
+
+
+def pytest_collection_modifyitems(items):
+    """Namespaces need root (or user namespaces); without either only the tests marked `anywhere` can run."""
+    if os.geteuid() == 0 and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0:
+        return
+    reason = "this machine lets nobody here make network namespaces (root is needed)"
+    for item in items:
+        if item.get_closest_marker("anywhere") is None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "anywhere: needs no namespaces")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def program_is_built():
+    assert PROGRAM.exists(), f"{PROGRAM} is not built: ./dev build"

@@ -1,0 +1,258 @@
+"""Labs come and go: identity, exit codes, signals, crashes, neighbours."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from lab_tools import (
+    PROGRAM,
+    lab_command,
+    processes_with,
+    python,
+    report_of,
+    run_lab,
+    start_time,
+    traces_of,
+    wait_until,
+)
+
+FAST = ("--quiet", "--no-calibration")
+
+
+def start_lab(marker, *flags, ranks_ready=2):
+    """A lab whose ranks wait for ever, each with a child of its own that `marker` recognises."""
+    code = f"""
+    import subprocess, sys
+    subprocess.Popen(["sleep", {marker!r}])
+    print("ready", flush=True)
+    subprocess.run(["sleep", {marker!r}])
+    """
+    process = subprocess.Popen(
+        lab_command(*FAST, *flags, command=python(code)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for _ in range(ranks_ready):
+        assert "ready" in process.stdout.readline()
+    return process
+
+
+def test_ranks_know_who_they_are():
+    code = """
+    import json, os, socket
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
+             "PACELINE_RANK", "PACELINE_SIZE", "PACELINE_INTERFACE", "GLOO_SOCKET_IFNAME", "PACELINE_SECRET")
+    print(json.dumps({**{n: os.environ[n] for n in names}, "host": socket.gethostname(),
+                      "nics": sorted(os.listdir("/sys/class/net")), "net": os.readlink("/proc/self/ns/net"),
+                      "peer": socket.gethostbyname("node0"), "cwd": os.getcwd()}))
+    """
+    done = run_lab(*FAST, "--nodes", "3", "--slots", "2", command=python(code))
+    assert done.returncode == 0, done.stderr
+    rows = sorted(
+        (json.loads(line.split("] ", 1)[1]) for line in done.stdout.splitlines()), key=lambda r: int(r["RANK"])
+    )
+    assert [int(r["RANK"]) for r in rows] == list(range(6))
+    assert [int(r["LOCAL_RANK"]) for r in rows] == [0, 1] * 3
+    assert [r["host"] for r in rows] == ["node0", "node0", "node1", "node1", "node2", "node2"]
+    assert len({r["net"] for r in rows}) == 3
+    assert len({r["PACELINE_SECRET"] for r in rows}) == 1 and len(rows[0]["PACELINE_SECRET"]) >= 32
+    for r in rows:
+        assert r["WORLD_SIZE"] == r["PACELINE_SIZE"] == "6" and r["LOCAL_WORLD_SIZE"] == "2"
+        assert r["RANK"] == r["PACELINE_RANK"]
+        assert r["nics"] == ["eth0", "lo"] and r["PACELINE_INTERFACE"] == r["GLOO_SOCKET_IFNAME"] == "eth0"
+        assert r["peer"] == r["MASTER_ADDR"] == "10.77.0.1" and r["cwd"] == os.getcwd()
+
+
+@pytest.mark.parametrize("loopback", [False, True])
+def test_the_first_failing_rank_gives_the_exit_code(loopback, tmp_path):
+    code = """
+    import os, sys, time
+    if os.environ["RANK"] == "1": sys.exit(7)
+    time.sleep(60)
+    """
+    report = tmp_path / "lab.json"
+    flags = ("--loopback",) if loopback else ("--no-calibration",)
+    done = run_lab(*flags, "--grace", "100ms", "--json", str(report), command=python(code), timeout=30)
+    assert done.returncode == 7
+    assert "rank 1" in done.stderr and "exit code 7" in done.stderr
+    assert report_of(report)["first_failed_rank"] == 1
+    assert report_of(report)["ranks"][0]["exit_code"] == 128 + signal.SIGTERM
+
+
+def test_a_killed_rank_gives_128_plus_the_signal():
+    code = 'import os, signal; os.environ["RANK"] == "0" and os.kill(os.getpid(), signal.SIGSEGV)'
+    done = run_lab(*FAST, command=python(code))
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert "signal 11" in done.stderr
+
+
+def test_output_keeps_its_lines_and_streams():
+    code = 'import sys; print("a\\nb", end=""); print("problem", file=sys.stderr)'
+    done = run_lab(*FAST, command=python(code))
+    assert sorted(done.stdout.splitlines()) == ["[0] a", "[0] b", "[1] a", "[1] b"]
+    assert sorted(done.stderr.splitlines()) == ["[0] problem", "[1] problem"]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_everything(sent):
+    marker = f"86{os.getpid()}{int(sent)}"
+    process = start_lab(marker)
+    start = start_time(process.pid)
+    assert traces_of(process.pid, start)
+    process.send_signal(sent)
+    assert process.wait(timeout=20) == 128 + sent
+    assert not traces_of(process.pid, start)
+    assert wait_until(lambda: not processes_with(marker))
+
+
+def test_a_lab_killed_by_kill_9_is_cleaned_at_once():
+    marker = f"87{os.getpid()}"
+    process = start_lab(marker)
+    start = start_time(process.pid)
+    process.kill()
+    process.wait(timeout=10)
+    assert wait_until(lambda: not traces_of(process.pid, start)), "the janitor did not clean up"
+    assert wait_until(lambda: not processes_with(marker))
+
+
+def test_the_next_lab_cleans_where_the_janitor_was_killed_too():
+    marker = f"88{os.getpid()}"
+    process = start_lab(marker)
+    start = start_time(process.pid)
+    children = subprocess.run(["pgrep", "-P", str(process.pid), "lab-janitor"], capture_output=True, text=True)
+    os.kill(int(children.stdout), signal.SIGKILL)
+    process.kill()
+    process.wait(timeout=10)
+    assert traces_of(process.pid, start), "nothing was left to clean: the test proves nothing"
+    done = run_lab("--no-calibration", command=["true"])
+    assert done.returncode == 0 and "left behind" in done.stderr
+    assert not traces_of(process.pid, start)
+    assert wait_until(lambda: not processes_with(marker))
+
+
+def test_labs_do_not_meet():
+    markers = [f"89{os.getpid()}{i}" for i in range(2)]
+    labs = [start_lab(m) for m in markers]
+    assert run_lab(*FAST, command=["true"]).returncode == 0  # a third one beside them
+    assert all(lab.poll() is None for lab in labs)
+    assert all(len(processes_with(m)) == 4 for m in markers)
+    for lab in labs:
+        lab.terminate()
+    assert [lab.wait(timeout=20) for lab in labs] == [128 + signal.SIGTERM] * 2
+
+
+def test_keep_leaves_and_remove_kept_ends():
+    process = subprocess.Popen(lab_command(*FAST, "--keep", command=["true"]), stderr=subprocess.PIPE, text=True)
+    start = start_time(process.pid)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 0 and "--remove-kept" in said
+    assert run_lab(*FAST, command=["true"]).returncode == 0
+    assert traces_of(process.pid, start), "another lab removed what was to be kept"
+    subprocess.run([str(PROGRAM), "lab", "--remove-kept"], check=True, timeout=30, capture_output=True)
+    assert not traces_of(process.pid, start)
+
+
+@pytest.mark.anywhere
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--rate", "1gb"], "--rate"),
+        (["--rate", "1"], "--rate"),
+        (["--rate", "-5mbit"], "--rate"),
+        (["--nodes", "0"], "--nodes"),
+        (["--slots", "many"], "--slots"),
+        (["--loss", "0.1"], "--loss"),
+        (["--loss", "80%"], "--loss"),
+        (["--delay", "5"], "--delay"),
+        (["--per-flow", "2gbit"], "--per-flow"),
+        (["--profile", "mars-1g"], "aws-25g"),
+        (["--scale", "0.5"], "--profile"),
+        (["--congestion", "nosuch"], "--congestion"),
+        (["--json", "/nonexistent/folder/x.json"], "--json"),
+        (["--loopback", "--loss", "1%"], "--loopback"),
+        (["--bogus"], "--bogus"),
+    ],
+)
+def test_wrong_flags_are_named(flags, named):
+    done = run_lab(*flags, command=["true"])
+    assert done.returncode == 2
+    assert named in done.stderr + done.stdout
+
+
+@pytest.mark.anywhere
+def test_no_command_is_an_error_that_shows_how():
+    done = subprocess.run([str(PROGRAM), "lab"], capture_output=True, text=True, timeout=10, check=False)
+    assert done.returncode == 2 and "paceline lab --nodes" in done.stderr
+
+
+def test_a_command_that_is_not_there():
+    done = run_lab(*FAST, command=["no-such-program-here"])
+    assert done.returncode == 127 and "no-such-program-here" in done.stderr
+
+
+def nobody():
+    return ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "env", "HOME=/tmp"]
+
+
+def copied_program(tmp_path_factory):
+    """Where others may read it: a checkout's folders need not be open to all."""
+    folder = tmp_path_factory.mktemp("program")
+    for parent in [folder, *folder.parents][:3]:
+        parent.chmod(0o755)
+    target = folder / "paceline"
+    target.write_bytes(PROGRAM.read_bytes())
+    target.chmod(0o755)
+    return target
+
+
+def test_without_root_a_user_namespace_serves_or_the_next_best_is_named(tmp_path_factory):
+    program = copied_program(tmp_path_factory)
+    command = [*nobody(), str(program), "lab", "--no-calibration", "--", "sh", "-c", "ls /sys/class/net; hostname"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", check=False)
+    if done.returncode == 0:
+        assert "[1] eth0" in done.stdout and "[1] node1" in done.stdout
+    else:
+        assert done.returncode == 3
+        assert "root" in done.stderr and "--loopback" in done.stderr
+
+
+def test_without_any_namespaces_the_next_best_is_named(tmp_path_factory):
+    program = copied_program(tmp_path_factory)
+    limited = ["sh", "-c", 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"', "sh"]
+    # In a user namespace of its own the limit concerns this test alone.
+    command = ["unshare", "-U", "--map-root-user", *limited, *["setpriv", "--bounding-set=-all", "--inh-caps=-all"]]
+    command += [str(program), "lab", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", check=False)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "can't make network namespaces" in done.stderr
+    assert "--loopback" in done.stderr and "Run as root" in done.stderr
+
+
+@pytest.mark.anywhere
+def test_loopback_runs_and_says_what_it_is_not():
+    code = 'import os; print(os.environ["RANK"], os.environ["MASTER_ADDR"], "PACELINE_LAB_BYTES" in os.environ)'
+    done = run_lab("--loopback", "--nodes", "3", command=python(code))
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [f"[{r}] {r} 127.0.0.1 False" for r in range(3)]
+    assert "no link speeds" in done.stderr
+
+
+def test_lab_bytes_outside_and_inside():
+    outside = subprocess.run(
+        [str(PROGRAM), "lab-bytes"],
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
+        env={k: v for k, v in os.environ.items() if k != "PACELINE_LAB_BYTES"},
+    )
+    assert outside.returncode == 3 and "paceline lab" in outside.stderr
+    inside = run_lab(*FAST, command=[str(PROGRAM), "lab-bytes"])
+    assert inside.returncode == 0
+    assert len(json.loads(inside.stdout.splitlines()[0].split("] ", 1)[1])["nodes"]) == 2
+
+
+def test_interpreter_is_the_tests_own():
+    done = run_lab(*FAST, command=[sys.executable, "-c", "import sys; print(sys.executable)"])
+    assert done.stdout.splitlines()[0].endswith(sys.executable)

@@ -1,0 +1,110 @@
+"""Links are what was asked for: rate, bytes, loss, caps."""
+
+import pytest
+from lab_tools import report_of, run_lab, transfer
+
+MSS, FRAME = 1448, 1514  # TCP with time stamps at MTU 1500
+
+
+def best_calibration(tmp_path, tries=3):
+    """Links as calibrated; a busy machine gets more chances (the link can only look slower than it is)."""
+    for _ in range(tries):
+        path = tmp_path / "lab.json"
+        done = run_lab("--nodes", "2", "--rate", "1gbit", "--json", str(path), command=["true"])
+        assert done.returncode == 0, done.stderr
+        links = [link["calibration"][d] for link in report_of(path)["links"] for d in ("up", "down")]
+        if min(link["payload_bps"] for link in links) > 0.9e9:
+            break
+    return links, done.stderr
+
+
+def test_calibration_is_within_five_percent_of_95_percent_of_the_line(tmp_path):
+    links, said = best_calibration(tmp_path)
+    for link in links:
+        assert 0.95 * 0.95e9 <= link["payload_bps"] <= 1.05 * 0.95e9, said
+        assert link["ahead_after_idle_bytes"] < 200e3, said  # 72 kB of burst, one batch, clocks
+    assert "cubic" in said and "node1" in said
+
+
+def test_bytes_match_a_known_transfer():
+    count = 20_000_000
+    for row in transfer("--nodes", "2", "--rate", "1gbit", count=count):
+        # Data one way, and the acknowledgements of the other way's data: at most one in two segments.
+        least = count / MSS * FRAME
+        assert least <= row["up"] <= least * 1.045
+        assert least <= row["down"] <= least * 1.045
+        data_only = row["up"] - (row["packets"] - count / MSS) * 66
+        assert data_only == pytest.approx(least, rel=0.02)
+
+
+def test_a_transfer_takes_the_time_that_the_line_allows():
+    count = 25_000_000
+    for row in transfer("--nodes", "2", "--rate", "400mbit", count=count):
+        assert row["seconds"] >= count * 8 / 400e6 * 0.97
+
+
+def test_loss_drops_about_the_asked_share(tmp_path):
+    path = tmp_path / "lab.json"
+    code = """
+    import os, socket, time
+    rank = int(os.environ["RANK"])
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    if rank == 1:
+        s.bind(("10.77.0.2", 7001)); s.setsockopt(socket.SOL_SOCKET, 33, 1 << 26); s.settimeout(15)
+        got = 0
+        while True:
+            data = s.recv(100)
+            if data == b"end": break
+            got += 1
+        print(got)
+    else:
+        time.sleep(0.3)
+        for i in range(20000):
+            s.sendto(b"x", ("10.77.0.2", 7001))
+            if i % 100 == 0: time.sleep(0.002)
+        time.sleep(0.2)
+        for i in range(50): s.sendto(b"end", ("10.77.0.2", 7001))
+    """
+    from lab_tools import python
+
+    done = run_lab("--quiet", "--no-calibration", "--loss", "5%", "--json", str(path), command=python(code))
+    assert done.returncode == 0, done.stderr
+    got = int(done.stdout.split("] ")[1])
+    assert 0.035 < 1 - got / 20000 < 0.065  # ten standard deviations
+
+
+def test_one_flow_is_capped_and_several_fill_the_line():
+    count = 6_000_000
+    flags = ("--nodes", "2", "--rate", "400mbit", "--per-flow", "100mbit")
+    for row in transfer(*flags, count=count):
+        assert row["seconds"] >= count * 8 / 100e6 * 0.95
+    for row in transfer(*flags, count=count, flows=4):
+        # Four flows together: well beyond one flow's cap (hashing may put two into one class).
+        assert row["seconds"] < 4 * count * 8 / 100e6 * 0.8
+
+
+def test_delay_is_added_one_way():
+    code = """
+    import os, socket, statistics, time
+    rank = int(os.environ["RANK"])
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(5)
+    if rank == 1:
+        s.bind(("10.77.0.2", 7002))
+        while True:
+            data, who = s.recvfrom(64)
+            s.sendto(data, who)
+            if data == b"end": break
+    else:
+        time.sleep(0.5)
+        times = []
+        for i in range(40):
+            t = time.perf_counter(); s.sendto(b"x", ("10.77.0.2", 7002)); s.recv(64); times.append(time.perf_counter() - t)
+        s.sendto(b"end", ("10.77.0.2", 7002))
+        print(statistics.median(times))
+    """
+    from lab_tools import python
+
+    done = run_lab("--quiet", "--delay", "5ms", "--rate", "100mbit", command=python(code))
+    assert done.returncode == 0, done.stderr
+    round_trip = float(done.stdout.split("] ")[1])
+    assert 0.010 <= round_trip < 0.014

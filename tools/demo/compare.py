@@ -1,0 +1,250 @@
+"""One rank of the comparison: trains the same model with every variant, in interleaved blocks of steps.
+
+All variants live in one launch (the links, the cores and the noise are the same for all), start from equal weights and
+see equal batches. A block is a few steps between two barriers; the blocks' order is shuffled anew in every round.
+Started by demo.py under `paceline lab`; rank 0 writes the figures as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+import torch.distributed as dist
+import train
+from lab_bytes import busiest, read_links
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+POWER_RANKS = (1, 2, 4)
+MTU, HEADERS, FRAME = 1500, 52, 14  # IPv4 and TCP with time stamps; Ethernet
+
+
+def leave_alone(_state, bucket):
+    """A hook that returns at once: DDP without communication."""
+    future = Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def ring_link_bytes(payload: float, ranks: int) -> float:
+    """What a flat ring all-reduce of `payload` bytes puts on a node's link, headers and acknowledgements included."""
+    sent = 2 * (ranks - 1) / ranks * payload
+    packets = sent / (MTU - HEADERS)
+    acknowledgements = packets / 2 * (HEADERS + FRAME)  # of the opposite direction's ring
+    return packets * (MTU + FRAME) + acknowledgements
+
+
+def power_payload(model: torch.nn.Module, rank: int) -> float:
+    """Bytes that PowerSGD reduces a step: factors of matrices, the rest as it is."""
+    total = 0
+    for p in model.parameters():
+        n, m = p.shape[0], p.numel() // p.shape[0]
+        total += (n + m) * rank if p.dim() > 1 and (n + m) * rank * 2 < p.numel() else p.numel()
+    return 4.0 * total
+
+
+class Variant:
+    """A model with its optimizer and its way of carrying gradients, and what was measured of it."""
+
+    def __init__(self, name: str, seed: int = 0, hook=None, codec: str | None = None, **ddp_arguments) -> None:
+        self.name = name
+        group = dist.new_group(backend="gloo")
+        if codec is not None:  # Paceline reads its settings when the group's communicator is made
+            os.environ["PACELINE_CODEC"] = codec
+            import paceline.torch  # noqa: F401
+        self.model = DistributedDataParallel(
+            train.build_model(seed), process_group=group, gradient_as_bucket_view=True, **ddp_arguments
+        )
+        self.optimizer = train.build_optimizer(self.model)
+        if hook is not None:
+            hook(self.model, group)
+        self.endpoint = None
+        if codec is not None:
+            from paceline.torch import _endpoints
+
+            self.endpoint = _endpoints.of(group)
+        self.step = 0
+        self.step_seconds: list[float] = []
+        self.forward_seconds: list[float] = []
+        self.step_bytes: list[float] = []
+        self.predicted: list[float] = []
+        self.losses: list[torch.Tensor] = []
+
+    def predicted_total(self) -> float:
+        return 0 if self.endpoint is None else self.endpoint.communicator.stats().predicted_link_bytes
+
+    def block(self, data: train.Digits, steps: int, record: bool = True) -> None:
+        rank = dist.get_rank()
+        batches = [data.batch(self.step + i, rank) for i in range(steps)]
+        dist.barrier()
+        links = read_links()
+        predicted = self.predicted_total()
+        dist.barrier()
+        started = time.perf_counter()
+        losses = []
+        for x, y in batches:
+            self.optimizer.zero_grad(set_to_none=False)
+            begin = time.perf_counter()
+            loss = torch.nn.functional.cross_entropy(self.model(x), y)
+            forward = time.perf_counter() - begin
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.detach())
+            if record:
+                self.forward_seconds.append(forward)
+        dist.barrier()
+        seconds = time.perf_counter() - started
+        self.step += steps
+        self.losses.append(torch.stack(losses).mean())
+        if record:
+            self.step_seconds.append(seconds / steps)
+            self.step_bytes.append(busiest(links, read_links()) / steps)
+            self.predicted.append((self.predicted_total() - predicted) / steps)
+        else:
+            self.warm_up_seconds = seconds
+
+    def close(self) -> None:
+        self.model = self.optimizer = None
+
+
+def power_hook(matrix_rank: int):
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    def register(model, group):
+        state = powerSGD_hook.PowerSGDState(
+            process_group=group, matrix_approximation_rank=matrix_rank, start_powerSGD_iter=2
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+    return register
+
+
+def fp16_hook(model, group):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    model.register_comm_hook(group, default_hooks.fp16_compress_hook)
+
+
+def best_power_rank(data: train.Digits) -> tuple[int, dict[int, float]]:
+    """PowerSGD at its fastest rank; DDP's single bucket is what its hook needs on Gloo."""
+    variants = {r: Variant(f"power-{r}", hook=power_hook(r), bucket_cap_mb=1000) for r in POWER_RANKS}
+    for _ in range(2):
+        for v in variants.values():
+            v.block(data, 3, record=v.step > 0)
+    times = {r: statistics.median(v.step_seconds) for r, v in variants.items()}
+    chosen = torch.tensor(min(times, key=times.get))
+    dist.broadcast(chosen, 0)
+    for v in variants.values():
+        v.close()
+    return int(chosen), times
+
+
+def make_variants(names: list[str], power_rank: int) -> list[Variant]:
+    """Plain DDP first: the import gives every model made after it Paceline's way."""
+    makers = {
+        "no-communication": lambda n: Variant(n, hook=lambda m, _: m.register_comm_hook(None, leave_alone)),
+        "gloo": Variant,
+        "gloo-fp16": lambda n: Variant(n, hook=fp16_hook),
+        "gloo-powersgd": lambda n: Variant(n, hook=power_hook(power_rank), bucket_cap_mb=1000),
+        "paceline-exact": lambda n: Variant(n, codec="none"),
+        "paceline-fp16": lambda n: Variant(n, codec="fp16"),
+        "paceline-topk": lambda n: Variant(n, codec="topk"),
+    }
+    return [makers[name](name) for name in makers if name in names]
+
+
+def average(values: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(values)
+    return values / dist.get_world_size()
+
+
+def maximum(value: float) -> float:
+    tensor = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return float(tensor)
+
+
+def predicted_bytes(v: Variant, power_rank: int) -> float:
+    """Paceline's own prediction, the busiest node's; for the others a ring's arithmetic."""
+    if v.endpoint is not None:
+        return maximum(statistics.median(v.predicted))
+    size = dist.get_world_size()
+    parameters = sum(p.numel() for p in v.model.parameters())
+    payload = {
+        "no-communication": 0.0,
+        "gloo": 4.0 * parameters,
+        "gloo-fp16": 2.0 * parameters,
+        "gloo-powersgd": power_payload(v.model, power_rank),
+    }[v.name]
+    return ring_link_bytes(payload, size)
+
+
+def measure(args) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    data = train.Digits()
+    power_rank, power_times = best_power_rank(data) if "gloo-powersgd" in args.variants else (1, {})
+    variants = make_variants(args.variants, power_rank)
+    for v in variants:
+        v.block(data, 2, record=False)  # buckets are rebuilt after the first step; PowerSGD begins at the third
+    shuffled = random.Random(7)
+    for round_number in range(args.rounds):
+        for v in shuffled.sample(variants, len(variants)):
+            v.block(data, args.steps)
+        if rank == 0:
+            print(f"round {round_number + 1} of {args.rounds}", flush=True)
+    runs = []
+    for v in variants:
+        losses = average(torch.stack(v.losses))
+        forward = maximum(statistics.median(v.forward_seconds))
+        run = {
+            "name": v.name,
+            "ranks": size,
+            "step_s": maximum(statistics.median(v.step_seconds)),
+            "forward_s": forward,
+            "block_s": [v.warm_up_seconds] + [s * args.steps for s in v.step_seconds],
+            "block_loss": losses.tolist(),
+            "bytes_measured": statistics.median(v.step_bytes),
+            "bytes_predicted": predicted_bytes(v, power_rank),
+            "final_accuracy": train.accuracy(v.model.module, data, rank, size),
+            "steps": v.step,
+        }
+        runs.append(run)
+    if rank == 0:
+        result = {
+            "runs": runs,
+            "batch": train.BATCH,
+            "parameters": sum(p.numel() for p in variants[0].model.parameters()),
+            "test_samples": len(data.test_y),
+            "power_rank": power_rank,
+            "power_step_s": power_times,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+        }
+        Path(args.out).write_text(json.dumps(result))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", required=True, help="file for rank 0's figures")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=5, help="in a block")
+    parser.add_argument("--variants", nargs="+", required=True)
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    measure(args)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""./dev demo: trains one model on a small cluster with real link speeds, with plain DDP and with Paceline.
+
+Two clusters of network namespaces on this machine (4 nodes × 1 rank, then 2 × 2), 1 Gb/s Ethernet, real data, seven ways
+to carry the gradients. Writes build/demo/report.html, throughput.png … and result.json, and prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+VARIANTS = (
+    "no-communication",
+    "gloo",
+    "gloo-fp16",
+    "gloo-powersgd",
+    "paceline-exact",
+    "paceline-fp16",
+    "paceline-topk",
+)
+#: What steady TCP carries of an Ethernet link at MTU 1500.
+TCP_SHARE = 0.95
+
+
+def program() -> Path:
+    path = ROOT / "build" / "bin" / "paceline"
+    if not path.exists():
+        sys.exit(f"demo: {path} is not built; run ./dev build")
+    return path
+
+
+def codec_seconds(codec: str, parameters: int, ranks: int, nodes: int) -> float:
+    """A step's encoding and decoding alone, with all ranks at it at once."""
+    tool = ROOT / "build" / "bin" / "paceline-codec-alone"
+    command = [str(program()), "lab", "--loopback", "--quiet", "--nodes", str(ranks), "--"]
+    command += [str(tool), codec, str(parameters), str(nodes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode != 0:
+        sys.exit(f"demo: measuring the codec failed:\n{done.stderr}")
+    return max(float(line.split()[-1]) for line in done.stdout.splitlines() if "seconds" in line)
+
+
+def run_cluster(nodes: int, slots: int, args, out: Path) -> dict:
+    """One launch on `paceline lab`; the figures of compare.py plus the links as calibrated."""
+    figures, links = out / f"ranks-{nodes}x{slots}.json", out / f"lab-{nodes}x{slots}.json"
+    figures.unlink(missing_ok=True)
+    command = [str(program()), "lab", "--nodes", str(nodes), "--slots", str(slots), "--rate", args.rate]
+    command += ["--json", str(links), "--", sys.executable, str(HERE / "compare.py"), "--out", str(figures)]
+    command += ["--rounds", str(args.rounds), "--steps", str(args.steps), "--variants", *args.variants]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])}
+    print(f"==> {nodes} nodes × {slots} rank{'s' if slots > 1 else ''} at {args.rate}", flush=True)
+    code = subprocess.run(command, env=env, check=False, timeout=args.timeout).returncode
+    if code != 0 or not figures.exists():
+        sys.exit(f"demo: the ranks on {nodes} × {slots} ended with exit code {code}; what they said is above")
+    result = json.loads(figures.read_text())
+    result.update(nodes=nodes, slots=slots, lab=json.loads(links.read_text()))
+    return result
+
+
+def add_floors(cluster: dict) -> None:
+    """The least that a synchronous step can take: max(compute + codec, forward + W / line)."""
+    line = cluster["lab"]["rate_bps"] / 8 * TCP_SHARE
+    runs = {r["name"]: r for r in cluster["runs"]}
+    compute, forward = runs["no-communication"]["step_s"], runs["no-communication"]["forward_s"]
+    ranks = cluster["nodes"] * cluster["slots"]
+    for name, run in runs.items():
+        codec = {"paceline-fp16": "fp16", "paceline-topk": "topk"}.get(name)
+        run["codec_s"] = 0.0
+        if codec:
+            print(f"==> {codec} alone, {ranks} ranks at once", flush=True)
+            run["codec_s"] = codec_seconds(codec, cluster["parameters"] // cluster["slots"], ranks, cluster["nodes"])
+        wire = forward + run["bytes_predicted"] / line if run["bytes_predicted"] else 0.0
+        run["floor_s"] = max(compute + run["codec_s"], wire)
+        run["floor_share"] = run["floor_s"] / run["step_s"]
+        run["samples_per_s"] = ranks * cluster["batch"] / run["step_s"]
+        run["share_of_no_comm"] = compute / run["step_s"]
+
+
+def result_rows(clusters: list[dict]) -> list[dict]:
+    keys = ("samples_per_s", "share_of_no_comm", "floor_share", "final_accuracy", "bytes_predicted", "bytes_measured")
+    return [
+        {"name": r["name"], "nodes": c["nodes"], "slots": c["slots"], **{k: r[k] for k in keys}}
+        for c in clusters
+        for r in c["runs"]
+    ]
+
+
+def print_table(clusters: list[dict]) -> None:
+    head = (
+        f"{'':20}{'samples/s':>10}{'of no comm':>12}{'of floor':>10}{'MB a step':>11}{'predicted':>11}{'accuracy':>10}"
+    )
+    for c in clusters:
+        print(
+            f"\n{c['nodes']} nodes × {c['slots']}, {c['lab']['rate_bps'] / 1e9:g} Gb/s, {c['parameters']:,} parameters"
+        )
+        print(head)
+        for r in c["runs"]:
+            print(
+                f"{r['name']:20}{r['samples_per_s']:10.0f}{r['share_of_no_comm']:12.1%}{r['floor_share']:10.1%}"
+                f"{r['bytes_measured'] / 1e6:11.2f}{r['bytes_predicted'] / 1e6:11.2f}{r['final_accuracy']:10.2%}"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "demo")
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--rounds", type=int, default=14)
+    parser.add_argument("--steps", type=int, default=5, help="in a block")
+    parser.add_argument("--clusters", nargs="+", default=["4x1", "2x2"], help="NODESxRANKS")
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--timeout", type=float, default=1200, help="seconds a cluster may take")
+    args = parser.parse_args()
+    if "no-communication" not in args.variants:
+        parser.error("--variants: no-communication is what the others are compared with")
+    started = time.monotonic()
+    args.out.mkdir(parents=True, exist_ok=True)
+    clusters = []
+    for text in args.clusters:
+        nodes, slots = (int(v) for v in text.split("x"))
+        clusters.append(run_cluster(nodes, slots, args, args.out))
+        add_floors(clusters[-1])
+    try:
+        (args.out / "details.json").write_text(json.dumps(clusters))
+        (args.out / "result.json").write_text(json.dumps({"runs": result_rows(clusters)}, indent=2) + "\n")
+        print_table(clusters)
+        import report
+
+        report.write(clusters, args.out)
+    except OSError as error:
+        sys.exit(f"demo: can't write the report to {args.out}: {error.strerror}; free some space or give --out")
+    print(f"\n{args.out / 'report.html'} ({time.monotonic() - started:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()
