@@ -219,7 +219,7 @@ Result<OpId> EngineImpl::submit(const Operation& o, Time now) {
   r.binding.receive_counts = r.receive_counts;
   r.binding.cookie = static_cast<uint64_t>(slot) << 32;
   if (o.codec.codec == plan::Codec::kTopK) {
-    r.residuals.bind(&residuals_, o);
+    r.residuals.bind(residuals_, o);
     r.binding.residuals = &r.residuals;
   }
   scratch_.note_bucket(std::max(bytes.input, bytes.output));
@@ -318,7 +318,7 @@ void EngineImpl::settle(Record& r) {
 // Top-k: a run with an Inf or NaN in it has been decoded as NaN on every rank. What a rank has of
 // it depends on the plan's sharding, so each looks into every run; then all end alike.
 void EngineImpl::check_finite(Record& r) {
-  if (r.description.codec.codec != plan::Codec::kTopK) return;
+  if (r.executor->plan().plan.algorithm != plan::Algorithm::kSparse) return;
   auto* out = reinterpret_cast<float*>(r.output);
   bool finite = r.executor->finite();
   for (auto offset : r.executor->plan().finite_samples) {
@@ -500,7 +500,7 @@ void EngineImpl::forget(OpId id) {
 
 void EngineImpl::commit_residuals() { residuals_.commit(); }
 void EngineImpl::rollback_residuals() { residuals_.rollback(); }
-void EngineImpl::scale_residuals(double factor) { residuals_.scale(factor); }
+Status EngineImpl::scale_residuals(double factor) { return residuals_.scale(factor); }
 Status EngineImpl::read_residual(uint64_t key, std::span<float> data) const {
   return residuals_.read(key, data);
 }
@@ -517,7 +517,7 @@ Statistics EngineImpl::statistics() const {
     });
   }
   s.scratch_bytes = scratch_.high_water();
-  s.residual_bytes = residuals_.bytes();
+  s.residual_bytes = residuals_.statistics().bytes;
   return s;
 }
 

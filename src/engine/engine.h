@@ -122,8 +122,9 @@ class Engine {
   /// before the step.
   virtual void commit_residuals() = 0;
   virtual void rollback_residuals() = 0;
-  /// Multiplies all residuals (a change of loss scale from a to b: b / a).
-  virtual void scale_residuals(double factor) = 0;
+  /// Multiplies all residuals (a change of loss scale from a to b: b / a). kInvalidArgument: not finite, or
+  /// not above 0.
+  virtual Status scale_residuals(double factor) = 0;
   /// Copies one parameter's residual to or from `data` (float32); elements never seen read as 0.
   virtual Status read_residual(uint64_t key, std::span<float> data) const = 0;
   virtual Status write_residual(uint64_t key, std::span<const float> data) = 0;

@@ -87,7 +87,7 @@ class EngineImpl final : public Engine {
   Status destroy_group(GroupId id) override;
   void commit_residuals() override;
   void rollback_residuals() override;
-  void scale_residuals(double factor) override;
+  Status scale_residuals(double factor) override;
   Status read_residual(uint64_t key, std::span<float> data) const override;
   Status write_residual(uint64_t key, std::span<const float> data) override;
   void abort(const Status& why) override;
@@ -156,7 +156,7 @@ class EngineImpl final : public Engine {
   plan::PlanRequest probe_;  ///< reused
   wire::Events events_;
   ScratchPool scratch_;
-  ResidualState residuals_;
+  codec::ResidualStore residuals_;
   Statistics statistics_;
   std::vector<Remembered> remembered_;  ///< ring
   std::size_t remembered_next_ = 0;

@@ -84,6 +84,9 @@ Result<std::shared_ptr<PreparedPlan>> prepare(plan::Plan plan, uint64_t input_by
     const Step& s = plan.steps[i];
     out->waits[i] = static_cast<uint32_t>(s.after.size());
     for (auto a : s.after) ++out->successor_start[a + 1];
+    if (plan.algorithm == plan::Algorithm::kSparse && s.kind == StepKind::kDecodeReduce &&
+        (out->finite_samples.empty() || out->finite_samples.back() != s.dst.offset))
+      out->finite_samples.push_back(s.dst.offset);
     if (sends(s.kind) || receives(s.kind))
       out->slots = std::max<uint64_t>(out->slots, s.slot + 1ULL);
   }

@@ -1,45 +1,24 @@
-// Top-k's residuals as the engine sees them: which memory belongs to which elements of an
-// operation's buffer.
+// One operation's view of top-k's residuals: which of them belong to which elements of its buffer.
 #pragma once
 
 #include <span>
-#include <string>
 #include <vector>
 
+#include "codec/residual_store.h"
 #include "engine/engine.h"
 #include "engine/executor.h"
 
 namespace paceline::engine {
 
-/// All residuals of this rank.
-class ResidualState {
- public:
-  Result<std::span<const codec::ResidualRun>> runs(const std::vector<Segment>&, uint64_t, uint64_t,
-                                                   std::vector<codec::ResidualRun>&) {
-    return Status(Code::kUnsupported, "top-k is not built in yet");
-  }
-  void commit() {}
-  void rollback() {}
-  void scale(double) {}
-  Status read(uint64_t, std::span<float>) const { return Status::ok(); }
-  Status write(uint64_t, std::span<const float>) { return Status::ok(); }
-  [[nodiscard]] uint64_t bytes() const { return 0; }
-};
-
-/// One operation's view of them.
 class ResidualView final : public ResidualSource {
  public:
-  void bind(ResidualState* state, const Operation& operation) {
-    state_ = state;
-    segments_ = operation.segments;
-  }
-  Result<std::span<const codec::ResidualRun>> runs(uint64_t first, uint64_t elements) override {
-    return state_->runs(segments_, first, elements, runs_);
-  }
+  /// An operation without segments is one parameter, told from others by its name.
+  void bind(codec::ResidualStore& store, const Operation& operation);
+  Result<std::span<const codec::ResidualRun>> runs(uint64_t first, uint64_t elements) override;
 
  private:
-  ResidualState* state_ = nullptr;
-  std::vector<Segment> segments_;
+  codec::ResidualStore* store_ = nullptr;
+  std::vector<codec::ResidualRange> ranges_;
   std::vector<codec::ResidualRun> runs_;
 };
 

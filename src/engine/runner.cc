@@ -367,9 +367,9 @@ void Runner::rollback_residuals() {
   Lock lock(mutex_);
   engine_.rollback_residuals();
 }
-void Runner::scale_residuals(double factor) {
+Status Runner::scale_residuals(double factor) {
   Lock lock(mutex_);
-  engine_.scale_residuals(factor);
+  return engine_.scale_residuals(factor);
 }
 Status Runner::read_residual(uint64_t key, std::span<float> data) {
   Lock lock(mutex_);

@@ -74,7 +74,7 @@ class Runner {
   Result<plan::PlanRequest> request_for(const Operation& operation);
   void commit_residuals();
   void rollback_residuals();
-  void scale_residuals(double factor);
+  Status scale_residuals(double factor);
   Status read_residual(uint64_t key, std::span<float> data);
   Status write_residual(uint64_t key, std::span<const float> data);
 

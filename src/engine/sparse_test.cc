@@ -1,0 +1,142 @@
+// Top-k through the engine: what travels plus what stays is what was put in; a step with an Inf ends as NaN on all
+// ranks and can be taken back; residuals follow the parameter, not the bucket.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "engine/engine_test_util.h"
+
+namespace paceline::engine {
+namespace {
+
+constexpr std::size_t kElements = 20000;
+
+class Sparse : public testing::TestWithParam<std::pair<Rank, int>> {
+ protected:
+  Rank size() { return GetParam().first; }
+  int slots() { return GetParam().second; }
+
+  Operation operation(std::vector<float>& data, const std::vector<Segment>& segments) {
+    Operation o;
+    o.count = data.size();
+    o.input = o.output = data.data();
+    o.codec.codec = plan::Codec::kTopK;
+    o.codec.ratio = 0.05;
+    o.segments = segments;
+    o.name = "bucket";
+    return o;
+  }
+  std::vector<std::vector<float>> gradients() {
+    std::vector<std::vector<float>> out;
+    for (Rank r = 0; r < size(); ++r)
+      out.push_back(random_values<float>(random_, kElements, -1000, 1000));
+    return out;
+  }
+  std::vector<OpId> submit(Cluster& cluster, std::vector<std::vector<float>>& data,
+                           const std::vector<Segment>& segments) {
+    std::vector<OpId> ids;
+    for (Rank r = 0; r < size(); ++r) {
+      auto id =
+          cluster[r].submit(operation(data[static_cast<std::size_t>(r)], segments), cluster.now);
+      EXPECT_TRUE(id) << id.status().to_string();
+      ids.push_back(id ? *id : 0);
+    }
+    return ids;
+  }
+  /// All ranks' residuals of both parameters, added up.
+  std::vector<double> residual_sum(Cluster& cluster) {
+    std::vector<double> sum(kElements);
+    for (Rank r = 0; r < size(); ++r) {
+      std::vector<float> a(kElements / 2);
+      std::vector<float> b(kElements / 2);
+      EXPECT_TRUE(cluster[r].read_residual(7, a));
+      EXPECT_TRUE(cluster[r].read_residual(9, b));
+      for (std::size_t i = 0; i < kElements / 2; ++i) {
+        sum[i] += a[i];
+        sum[i + kElements / 2] += b[i];
+      }
+    }
+    return sum;
+  }
+  const std::vector<Segment> segments_{{7, 0, kElements / 2}, {9, 0, kElements / 2}};
+  std::mt19937_64 random_{77};
+};
+
+TEST_P(Sparse, WhatTravelsAndWhatStaysAddUpExactly) {
+  Cluster cluster(size(), slots());
+  std::vector<double> residual(kElements);
+  for (int step = 0; step < 4; ++step) {
+    auto data = gradients();
+    auto expected = residual;
+    for (auto& d : data) {
+      for (std::size_t i = 0; i < kElements; ++i) expected[i] += d[i];
+    }
+    cluster.expect_ok(submit(cluster, data, segments_));
+    for (Rank r = 0; r < size(); ++r) cluster[r].commit_residuals();
+    residual = residual_sum(cluster);
+    for (std::size_t r = 1; r < data.size(); ++r)
+      ASSERT_EQ(data[r], data[0]) << "ranks must end bit-identical";
+    std::size_t sent = 0;
+    for (std::size_t i = 0; i < kElements; ++i) {
+      ASSERT_EQ(data[0][i] + residual[i], expected[i]) << "step " << step << ", element " << i;
+      sent += data[0][i] != 0;
+    }
+    EXPECT_GT(sent, kElements / 50);
+    EXPECT_LT(sent, kElements / 2);
+  }
+  EXPECT_GT(cluster[0].statistics().residual_bytes, 0U);
+}
+
+TEST_P(Sparse, AnInfOnOneRankReachesAllAndTheStepIsTakenBack) {
+  Cluster cluster(size(), slots());
+  auto first = gradients();
+  cluster.expect_ok(submit(cluster, first, segments_));
+  for (Rank r = 0; r < size(); ++r) cluster[r].commit_residuals();
+  auto before = residual_sum(cluster);
+  auto bad = gradients();
+  bad[static_cast<std::size_t>(size() - 1)][12345] = std::numeric_limits<float>::infinity();
+  auto ids = submit(cluster, bad, segments_);
+  ASSERT_TRUE(cluster.drive([&] {
+    for (Rank r = 0; r < size(); ++r) {
+      if (cluster[r].outcome(ids[static_cast<std::size_t>(r)]) == nullptr) return false;
+    }
+    return true;
+  }));
+  for (Rank r = 0; r < size(); ++r) {
+    auto* outcome = cluster[r].outcome(ids[static_cast<std::size_t>(r)]);
+    EXPECT_TRUE(outcome->status) << outcome->status.to_string();
+    EXPECT_FALSE(outcome->finite);
+    for (float v : bad[static_cast<std::size_t>(r)]) ASSERT_TRUE(std::isnan(v));
+    cluster[r].rollback_residuals();
+  }
+  EXPECT_EQ(residual_sum(cluster), before);
+}
+
+TEST_P(Sparse, ResidualsFollowTheParameterIntoOtherBuckets) {
+  Cluster cluster(size(), slots());
+  auto first = gradients();
+  auto sums = std::vector<double>(kElements);
+  for (auto& d : first) {
+    for (std::size_t i = 0; i < kElements; ++i) sums[i] += d[i];
+  }
+  cluster.expect_ok(submit(cluster, first, segments_));
+  for (Rank r = 0; r < size(); ++r) cluster[r].commit_residuals();
+  // The same parameters the other way round, with zero gradients: only residuals travel.
+  std::vector<std::vector<float>> zeros(static_cast<std::size_t>(size()),
+                                        std::vector<float>(kElements));
+  cluster.expect_ok(submit(cluster, zeros, {{9, 0, kElements / 2}, {7, 0, kElements / 2}}));
+  for (Rank r = 0; r < size(); ++r) cluster[r].commit_residuals();
+  auto rest = residual_sum(cluster);
+  for (std::size_t i = 0; i < kElements; ++i) {
+    auto swapped = (i + kElements / 2) % kElements;
+    ASSERT_EQ(first[0][i] + zeros[0][swapped] + rest[i], sums[i]) << "element " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, Sparse,
+                         testing::Values(std::pair<Rank, int>{2, 1}, std::pair<Rank, int>{4, 2},
+                                         std::pair<Rank, int>{5, 2}));
+
+}  // namespace
+}  // namespace paceline::engine
