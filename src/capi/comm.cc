@@ -1,0 +1,184 @@
+// The communicator's life: create, describe, abort, destroy.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "capi/handle.h"
+#include "capi/options.h"
+#include "capi/start_line.h"
+#include "capi/store.h"
+
+namespace paceline::capi {
+namespace {
+
+Status check(const paceline_comm_options& o) {
+  if ((o.rank < 0) != (o.size < 0))
+    return {Code::kInvalidArgument, "give both rank and size, or -1 for both"};
+  if (o.rank >= 0 && o.rank >= o.size) {
+    return {Code::kInvalidArgument,
+            fmt::format("rank {} is outside of a job of {} (0 to {})", o.rank, o.size, o.size - 1)};
+  }
+  if (o.store != nullptr && (o.store->put == nullptr || o.store->get == nullptr))
+    return {Code::kInvalidArgument, "the store lacks put or get"};
+  if (o.timeout_s < 0 || o.timeout_s != o.timeout_s)
+    return {Code::kInvalidArgument,
+            fmt::format("timeout_s is {:g}; it must be positive, or 0", o.timeout_s)};
+  return Status::ok();
+}
+
+log::Level parse_level(const std::string& name) {
+  constexpr std::string_view kNames[] = {"trace", "debug", "info", "warning", "error", "off"};
+  auto at = std::find(std::begin(kNames), std::end(kNames), name);
+  return static_cast<log::Level>(at - std::begin(kNames));
+}
+
+Status create(const paceline_comm_options& o, paceline_comm** out) {
+  PACELINE_RETURN_IF_ERROR(check(o));
+  PACELINE_ASSIGN(auto face, parse_face(o.face == nullptr ? "" : o.face));
+  PACELINE_ASSIGN(auto settings, Settings::load(face));
+  log::set_level(parse_level(settings.text("log_level")));
+
+  auto comm = std::make_unique<paceline_comm>();
+  comm->fork_generation = fork_generation();
+  comm->settings = std::move(settings);
+  bootstrap::JoinOptions join;
+  if (o.rank >= 0) {
+    join.rank = o.rank;
+    join.size = o.size;
+  }
+  join.prefix = o.store_prefix == nullptr ? "" : o.store_prefix;
+  if (o.store != nullptr) join.store = wrap_store(*o.store);
+  join.settings = &comm->settings;
+  join.timeout_s = o.timeout_s;
+  PACELINE_ASSIGN(comm->job, bootstrap::join(join));
+
+  const auto& topology = comm->job->topology;
+  log::set_rank(topology.rank);
+  if (topology.rank == 0 && !comm->settings.flag("quiet")) {
+    for (const auto& w : comm->settings.warnings()) {
+      if (log::first(w)) log::warning("{}", w);
+    }
+  }
+  comm->options = engine_options(comm->settings, o.timeout_s);
+  comm->timeout_s = static_cast<double>(comm->options.default_timeout) / kSecond;
+  comm->engine = engine::make_engine(comm->options, topology, *comm->job->channel);
+  auto local = std::count_if(topology.members.begin(), topology.members.end(),
+                             [&](const auto& m) { return m.node == topology.self().node; });
+  comm->runner = std::make_unique<engine::Runner>(
+      *comm->engine, *comm->job->channel, engine::runner_options_for(static_cast<int>(local)));
+  comm->description = start_line(*comm->job, comm->settings, comm->options);
+  *out = comm.release();
+  return Status::ok();
+}
+
+}  // namespace
+}  // namespace paceline::capi
+
+using namespace paceline;  // NOLINT: the functions below are the C ABI's
+using namespace paceline::capi;
+
+extern "C" {
+
+paceline_code paceline_comm_create(const paceline_comm_options* options, paceline_comm** comm) {
+  return guarded([&] {
+    if (comm == nullptr) return invalid("the pointer that takes the communicator is null");
+    *comm = nullptr;
+    paceline_comm_options o{};
+    o.rank = o.size = -1;
+    if (!take_struct(options, o)) return invalid("the options are null or lack their struct_size");
+    return report(create(o, comm));
+  });
+}
+
+paceline_code paceline_comm_destroy(paceline_comm* comm) {
+  return guarded([&] {
+    if (comm == nullptr) return report(Status::ok());
+    if (comm->fork_generation != fork_generation())
+      return report(usable(comm));  // leaked: its threads are the parent's
+    auto status = comm->runner->close(comm->options.default_timeout);
+    delete comm;
+    return report(status);
+  });
+}
+
+paceline_code paceline_comm_abort(paceline_comm* comm, const char* reason) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    comm->runner->abort(
+        {Code::kAborted, reason == nullptr || *reason == '\0' ? "no reason given" : reason});
+    return report(Status::ok());
+  });
+}
+
+paceline_code paceline_comm_health(paceline_comm* comm) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    return report(comm->runner->health());
+  });
+}
+
+paceline_code paceline_comm_identity(const paceline_comm* comm, paceline_identity* identity) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    const auto& t = comm->job->topology;
+    paceline_identity out{};
+    out.rank = t.rank;
+    out.size = t.size();
+    out.local_rank = t.self().local_rank;
+    out.node = t.self().node;
+    out.node_count = t.node_count;
+    for (const auto& m : t.members) out.local_size += m.node == t.self().node;
+    if (!give_struct(out, identity))
+      return invalid("the identity is null or lacks its struct_size");
+    return report(Status::ok());
+  });
+}
+
+const char* paceline_comm_describe(const paceline_comm* comm) {
+  if (auto status = usable(comm); !status) {
+    report(status);
+    return "";
+  }
+  return comm->description.c_str();
+}
+
+paceline_code paceline_comm_stats(const paceline_comm* comm, paceline_stats* stats) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    auto s = comm->runner->statistics();
+    auto c = comm->runner->counters();
+    paceline_stats out{};
+    out.operations = s.operations;
+    out.payload_sent = c.payload_sent;
+    out.payload_received = c.payload_received;
+    out.wire_sent = c.wire_sent;
+    out.wire_received = c.wire_received;
+    out.predicted_link_bytes = s.predicted_link_bytes;
+    out.plans_built = s.plans_built;
+    out.plans_reused = s.plans_reused;
+    out.scratch_bytes = s.scratch_bytes;
+    out.residual_bytes = s.residual_bytes;
+    if (!give_struct(out, stats)) return invalid("the stats are null or lack their struct_size");
+    return report(Status::ok());
+  });
+}
+
+void* paceline_alloc(paceline_comm* comm, size_t bytes) {
+  if (auto status = usable(comm); !status) {
+    report(status);
+    return nullptr;
+  }
+  void* memory = allocate_shared_memory(*comm, bytes);
+  if (memory == nullptr) {
+    report({Code::kResourceExhausted, fmt::format("no memory for {} bytes", bytes)});
+  } else {
+    report(Status::ok());
+  }
+  return memory;
+}
+
+void paceline_free(paceline_comm* comm, void* memory) {
+  if (memory != nullptr && usable(comm)) free_shared_memory(*comm, memory);
+}
+}

@@ -1,0 +1,90 @@
+// What a paceline_comm holds, and how failures reach the caller.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "base/settings.h"
+#include "base/status.h"
+#include "bootstrap/join.h"
+#include "engine/engine.h"
+#include "engine/runner.h"
+#include "paceline/comm.h"
+
+/// Destroyed from below to above: runner, engine, job.
+struct paceline_comm {
+  uint64_t fork_generation = 0;
+  paceline::Settings settings;
+  std::unique_ptr<paceline::bootstrap::Job> job;
+  paceline::engine::EngineOptions options;
+  std::unique_ptr<paceline::engine::Engine> engine;
+  std::unique_ptr<paceline::engine::Runner> runner;
+  std::string description;
+  double timeout_s = 0;
+};
+
+namespace paceline::capi {
+
+/// Remembers the sentence for paceline_error() on this thread and returns the code.
+paceline_code report(const Status& status);
+/// The last sentence of this thread; "" when its last call succeeded.
+const char* last_error();
+paceline_code invalid(const std::string& what);
+
+/// How often this process is the child of a fork: handles of an earlier generation are not to be touched.
+uint64_t fork_generation();
+/// Ok when `comm` may be used here.
+Status usable(const paceline_comm* comm);
+
+#define PACELINE_USABLE(comm)                                                  \
+  do {                                                                         \
+    if (auto paceline_usable = paceline::capi::usable(comm); !paceline_usable) \
+      return paceline::capi::report(paceline_usable);                          \
+  } while (0)
+
+/// Copies a caller's struct that begins with its size: what an older caller does not know stays at its default.
+template <class T>
+bool take_struct(const T* from, T& to) {
+  if (from == nullptr || from->struct_size < sizeof(size_t)) return false;
+  std::memcpy(&to, from, std::min(from->struct_size, sizeof(T)));
+  return true;
+}
+/// The reverse: fills what the caller has room for.
+template <class T>
+bool give_struct(T& from, T* to) {
+  if (to == nullptr || to->struct_size < sizeof(size_t)) return false;
+  auto size = to->struct_size;
+  from.struct_size = size;
+  std::memcpy(to, &from, std::min(size, sizeof(T)));
+  return true;
+}
+
+/// Memory that the node's other ranks can read in place; plain memory where that is not to be had.
+void* allocate_shared_memory(paceline_comm& comm, size_t bytes);
+void free_shared_memory(paceline_comm& comm, void* memory);
+
+/// Copies text out, always ended by a zero where there is room; returns its full length.
+size_t copy_text(const std::string& text, char* to, size_t capacity);
+
+/// Seconds to nanoseconds, saturating.
+Time to_time(double seconds);
+
+/// Runs `f` so that nothing thrown (in effect: no memory) crosses the C ABI.
+template <class F>
+paceline_code guarded(F&& f) noexcept {
+  try {
+    return f();
+  } catch (const std::exception& e) {
+    try {
+      return report({Code::kResourceExhausted, e.what()});
+    } catch (...) {
+      return PACELINE_RESOURCE_EXHAUSTED;
+    }
+  }
+}
+
+}  // namespace paceline::capi

@@ -1,0 +1,215 @@
+// Operations: submit, wait, completion.
+#include <fmt/format.h>
+
+#include "capi/handle.h"
+#include "capi/options.h"
+
+using namespace paceline;  // NOLINT: the functions below are the C ABI's
+using namespace paceline::capi;
+
+namespace {
+
+void assign(std::string& to, const char* from) {
+  if (from == nullptr) {
+    to.clear();
+  } else {
+    to = from;
+  }
+}
+
+template <class T>
+void assign(std::vector<T>& to, const T* from, size_t n) {
+  if (from == nullptr) {
+    to.clear();
+  } else {
+    to.assign(from, from + n);
+  }
+}
+
+// Values of enumerations are checked by the engine; here they only have to fit.
+Status check_range(const char* what, int32_t value) {
+  if (value >= 0 && value <= 255) return Status::ok();
+  return {Code::kInvalidArgument, fmt::format("{} {} does not exist", what, value)};
+}
+
+Status to_operation(paceline_comm& comm, const paceline_op_args& a, engine::Operation& o) {
+  PACELINE_RETURN_IF_ERROR(check_range("collective", a.collective));
+  PACELINE_RETURN_IF_ERROR(check_range("dtype", a.dtype));
+  PACELINE_RETURN_IF_ERROR(check_range("reduce op", a.reduce_op));
+  PACELINE_RETURN_IF_ERROR(check_range("algorithm", a.algorithm));
+  PACELINE_RETURN_IF_ERROR(check_range("codec", a.codec + 1));
+  if (a.timeout_s < 0 || a.timeout_s != a.timeout_s)
+    return {Code::kInvalidArgument,
+            fmt::format("timeout_s is {:g}; it must be positive, or 0", a.timeout_s)};
+  if (a.segment_count > 0 && a.segments == nullptr)
+    return {Code::kInvalidArgument,
+            fmt::format("segments is null, segment_count {}", a.segment_count)};
+  o.collective = static_cast<plan::Collective>(a.collective);
+  o.group = a.group;
+  o.dtype = static_cast<DType>(a.dtype);
+  o.op = static_cast<ReduceOp>(a.reduce_op);
+  o.root = a.root;
+  o.input = a.input;
+  o.output = a.output;
+  o.count = a.count;
+  o.algorithm = static_cast<plan::Algorithm>(a.algorithm);
+  o.codec = codec_for(comm.settings, a);
+  o.timeout = to_time(a.timeout_s);
+  assign(o.name, a.name);
+  assign(o.shape, a.shape);
+  size_t size = 0;
+  if (a.counts != nullptr || a.send_counts != nullptr || a.receive_counts != nullptr) {
+    engine::Operation probe;
+    probe.group = a.group;
+    PACELINE_ASSIGN(auto request, comm.runner->request_for(probe));
+    size = static_cast<size_t>(request.shape.size);
+  }
+  assign(o.counts, a.counts, size);
+  assign(o.send_counts, a.send_counts, size);
+  assign(o.receive_counts, a.receive_counts, size);
+  o.segments.clear();
+  for (size_t i = 0; i < a.segment_count; ++i)
+    o.segments.push_back({a.segments[i].key, a.segments[i].offset, a.segments[i].elements});
+  return Status::ok();
+}
+
+// Kept, so that a steady state allocates nothing.
+engine::Operation& operation_of_thread() {
+  thread_local engine::Operation operation;
+  return operation;
+}
+
+bool take_args(const paceline_op_args* args, paceline_op_args& a) {
+  a.codec = -1;
+  a.fp16_values = -1;
+  return take_struct(args, a);
+}
+
+paceline_code transfer(paceline_comm* comm, const paceline_transfer_args* args, paceline_op* op,
+                       bool sending) {
+  PACELINE_USABLE(comm);
+  paceline_transfer_args a{};
+  if (!take_struct(args, a)) return invalid("the arguments are null or lack their struct_size");
+  if (op == nullptr) return invalid("the pointer that takes the operation is null");
+  *op = 0;
+  engine::Transfer t;
+  t.group = a.group;
+  t.peer = a.peer;
+  t.tag = a.tag;
+  t.data = a.data;
+  t.bytes = a.bytes;
+  t.timeout = to_time(a.timeout_s);
+  assign(t.name, a.name);
+  auto id = sending ? comm->runner->send(t) : comm->runner->receive(t);
+  if (!id) return report(id.status());
+  *op = *id;
+  return report(Status::ok());
+}
+
+paceline_code give_result(paceline_op op, const engine::Outcome& outcome, paceline_result* result) {
+  paceline_result out{};
+  out.op = op;
+  out.code = static_cast<int32_t>(outcome.status.code());
+  out.finite = outcome.finite ? 1 : 0;
+  give_struct(out, result);
+  return report(outcome.status);
+}
+
+}  // namespace
+
+extern "C" {
+
+paceline_code paceline_submit(paceline_comm* comm, const paceline_op_args* args, paceline_op* op) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    if (op == nullptr) return invalid("the pointer that takes the operation is null");
+    *op = 0;
+    paceline_op_args a{};
+    if (!take_args(args, a)) return invalid("the arguments are null or lack their struct_size");
+    auto& o = operation_of_thread();
+    if (auto status = to_operation(*comm, a, o); !status) return report(status);
+    auto id = comm->runner->submit(o);
+    if (!id) return report(id.status());
+    *op = *id;
+    return report(Status::ok());
+  });
+}
+
+paceline_code paceline_send(paceline_comm* comm, const paceline_transfer_args* args,
+                            paceline_op* op) {
+  return guarded([&] { return transfer(comm, args, op, true); });
+}
+
+paceline_code paceline_receive(paceline_comm* comm, const paceline_transfer_args* args,
+                               paceline_op* op) {
+  return guarded([&] { return transfer(comm, args, op, false); });
+}
+
+paceline_code paceline_run(paceline_comm* comm, const paceline_op_args* args,
+                           paceline_result* result) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    paceline_op_args a{};
+    if (!take_args(args, a)) return invalid("the arguments are null or lack their struct_size");
+    auto& o = operation_of_thread();
+    if (auto status = to_operation(*comm, a, o); !status) return report(status);
+    auto outcome = comm->runner->run(o);
+    if (!outcome) return report(outcome.status());
+    return give_result(0, *outcome, result);
+  });
+}
+
+int paceline_test(paceline_comm* comm, paceline_op op) {
+  if (auto status = usable(comm); !status) {
+    report(status);
+    return 1;
+  }
+  return comm->runner->test(op) ? 1 : 0;
+}
+
+paceline_code paceline_wait(paceline_comm* comm, paceline_op op, double timeout_s,
+                            paceline_result* result) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    auto outcome = comm->runner->wait(op, timeout_s < 0 ? -1 : to_time(timeout_s));
+    if (!outcome) return report(outcome.status());
+    return give_result(op, *outcome, result);
+  });
+}
+
+paceline_code paceline_watch(paceline_comm* comm, paceline_op op) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    return report(comm->runner->watch(op));
+  });
+}
+
+int paceline_wait_any(paceline_comm* comm, double timeout_s, paceline_result* results,
+                      int capacity) {
+  int written = 0;
+  auto code = guarded([&] {
+    PACELINE_USABLE(comm);
+    if (results == nullptr || capacity <= 0) return invalid("no room for results");
+    thread_local std::vector<engine::Runner::Ended> ended;
+    ended.clear();
+    if (!comm->runner->wait_any(timeout_s < 0 ? -1 : to_time(timeout_s),
+                                static_cast<size_t>(capacity), ended))
+      return report({Code::kAborted, "the communicator is being destroyed"});
+    // The first element's size tells how far apart the caller's structs lie.
+    auto stride =
+        results->struct_size >= sizeof(size_t) ? results->struct_size : sizeof(paceline_result);
+    for (const auto& e : ended) {
+      paceline_result out{};
+      out.op = e.id;
+      out.code = static_cast<int32_t>(e.outcome.status.code());
+      out.finite = e.outcome.finite ? 1 : 0;
+      out.struct_size = stride;
+      std::memcpy(reinterpret_cast<char*>(results) + static_cast<size_t>(written) * stride, &out,
+                  std::min(stride, sizeof out));
+      ++written;
+    }
+    return report(Status::ok());
+  });
+  return code == PACELINE_OK ? written : -1;
+}
+}

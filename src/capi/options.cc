@@ -1,0 +1,63 @@
+#include "capi/options.h"
+
+#include "capi/handle.h"
+
+namespace paceline::capi {
+namespace {
+
+plan::Algorithm parse_algorithm(const std::string& name) {
+  using plan::Algorithm;
+  if (name == "ring") return Algorithm::kRing;
+  if (name == "doubling") return Algorithm::kDoubling;
+  if (name == "tree") return Algorithm::kTree;
+  if (name == "direct") return Algorithm::kDirect;
+  if (name == "two_level") return Algorithm::kTwoLevel;
+  if (name == "sparse") return Algorithm::kSparse;
+  return Algorithm::kAuto;
+}
+
+plan::Codec parse_codec(const std::string& name) {
+  if (name == "fp16") return plan::Codec::kFp16;
+  if (name == "bf16") return plan::Codec::kBf16;
+  if (name == "topk") return plan::Codec::kTopK;
+  return plan::Codec::kNone;
+}
+
+}  // namespace
+
+engine::EngineOptions engine_options(const Settings& settings, double timeout_s) {
+  engine::EngineOptions o;
+  o.default_timeout = to_time(timeout_s > 0 ? timeout_s : settings.number("timeout"));
+  o.lanes = static_cast<int>(settings.integer("lanes"));
+  o.piece_bytes = static_cast<uint64_t>(settings.integer("piece_bytes")) / 64 * 64;
+  o.inner_size = static_cast<int>(settings.integer("inner_size"));
+  o.algorithm = parse_algorithm(settings.text("algorithm"));
+  o.hierarchical_threshold = static_cast<uint64_t>(settings.integer("hierarchical_threshold"));
+  return o;
+}
+
+plan::CodecSpec codec_for(const Settings& settings, const paceline_op_args& args) {
+  plan::CodecSpec spec;
+  const bool asked = args.codec >= 0;
+  spec.codec = asked ? static_cast<plan::Codec>(args.codec) : parse_codec(settings.text("codec"));
+  const bool fits =
+      args.collective == 0 && args.dtype == 0 && (args.reduce_op == 0 || args.reduce_op == 1);
+  if (!asked && !fits) spec.codec = plan::Codec::kNone;
+  if (!asked && spec.codec == plan::Codec::kTopK &&
+      args.count * sizeof(float) < static_cast<uint64_t>(settings.integer("topk_threshold")))
+    spec.codec = plan::Codec::kNone;
+  spec.inside_node = settings.text("codec_scope") == "everywhere";
+  if (spec.codec == plan::Codec::kTopK) {
+    spec.ratio = args.ratio > 0 ? args.ratio : settings.number("topk_ratio");
+    spec.fp16_values = args.fp16_values >= 0 ? args.fp16_values != 0 : settings.flag("topk_fp16");
+    // LIGHT_TOPK_ALLREDUCE alone: every rank's own top-k. With LIGHT_2D_ALLREDUCE: full precision inside the node.
+    spec.inside_node = settings.source("codec").starts_with("LIGHT_") &&
+                       settings.text("algorithm") != "two_level" &&
+                       settings.text("algorithm") != "sparse";
+  }
+  if (spec.codec == plan::Codec::kFp16) spec.scale = settings.number("gradient_scale");
+  if (spec.codec == plan::Codec::kNone) spec = {};
+  return spec;
+}
+
+}  // namespace paceline::capi

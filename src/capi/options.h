@@ -1,0 +1,18 @@
+// From the settings to what the engine and each operation want to know.
+#pragma once
+
+#include "base/settings.h"
+#include "engine/engine.h"
+#include "paceline/comm.h"
+
+namespace paceline::capi {
+
+/// `timeout_s`: the caller's, 0: the settings'.
+engine::EngineOptions engine_options(const Settings& settings, double timeout_s);
+
+/// The codec that an operation asks for (args.codec, ratio, fp16_values), with the settings where it leaves them
+/// open. Settings apply to all-reduces of float32 by sum or average only, and top-k from topk_threshold bytes on;
+/// all else travels exactly.
+plan::CodecSpec codec_for(const Settings& settings, const paceline_op_args& args);
+
+}  // namespace paceline::capi

@@ -1,0 +1,48 @@
+#include "capi/handle.h"
+
+using namespace paceline;  // NOLINT: the functions below are the C ABI's
+using namespace paceline::capi;
+
+extern "C" {
+
+paceline_code paceline_residual_commit(paceline_comm* comm) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    comm->runner->commit_residuals();
+    return report(Status::ok());
+  });
+}
+
+paceline_code paceline_residual_rollback(paceline_comm* comm) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    comm->runner->rollback_residuals();
+    return report(Status::ok());
+  });
+}
+
+paceline_code paceline_residual_scale(paceline_comm* comm, double factor) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    return report(comm->runner->scale_residuals(factor));
+  });
+}
+
+paceline_code paceline_residual_read(paceline_comm* comm, uint64_t key, float* data,
+                                     uint64_t elements) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    if (data == nullptr && elements > 0) return invalid("the residual's buffer is null");
+    return report(comm->runner->read_residual(key, {data, elements}));
+  });
+}
+
+paceline_code paceline_residual_write(paceline_comm* comm, uint64_t key, const float* data,
+                                      uint64_t elements) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    if (data == nullptr && elements > 0) return invalid("the residual's buffer is null");
+    return report(comm->runner->write_residual(key, {data, elements}));
+  });
+}
+}

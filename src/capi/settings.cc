@@ -1,0 +1,49 @@
+#include "base/settings.h"
+
+#include <fmt/format.h>
+
+#include "capi/handle.h"
+
+using namespace paceline;  // NOLINT: the functions below are the C ABI's
+using namespace paceline::capi;
+
+namespace {
+
+Result<Settings> load(const char* face) {
+  PACELINE_ASSIGN(auto parsed, parse_face(face == nullptr ? "" : face));
+  return Settings::load(parsed);
+}
+
+}  // namespace
+
+extern "C" {
+
+size_t paceline_settings_json(const char* face, char* text, size_t capacity) {
+  auto settings = load(face);
+  report(settings.status());
+  return copy_text(settings ? settings->to_json() : "", text, capacity);
+}
+
+paceline_code paceline_settings_check(const char* face, char* warnings, size_t capacity) {
+  return guarded([&] {
+    auto settings = load(face);
+    std::string lines;
+    if (settings) {
+      for (const auto& w : settings->warnings()) lines += w + "\n";
+    }
+    copy_text(lines, warnings, capacity);
+    return report(settings.status());
+  });
+}
+
+size_t paceline_setting(const char* face, const char* name, char* text, size_t capacity) {
+  if (name == nullptr || !Settings::exists(name)) {
+    report({Code::kInvalidArgument,
+            fmt::format("there is no setting '{}'", name == nullptr ? "" : name)});
+    return copy_text("", text, capacity);
+  }
+  auto settings = load(face);
+  report(settings.status());
+  return copy_text(settings ? settings->text(name) : "", text, capacity);
+}
+}

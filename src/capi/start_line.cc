@@ -1,0 +1,64 @@
+#include "capi/start_line.h"
+
+#include <fmt/format.h>
+
+#include "capi/options.h"
+
+namespace paceline::capi {
+namespace {
+
+std::string plural(int n, const char* what) {
+  return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+}
+
+std::string codec_words(const plan::CodecSpec& c, const Settings& settings) {
+  switch (c.codec) {
+    case plan::Codec::kNone:
+      return "exact";
+    case plan::Codec::kTopK:
+      return fmt::format("top-k {:g} %{} from {} bytes on", c.ratio * 100,
+                         c.fp16_values ? " (fp16 values)" : "", settings.integer("topk_threshold"));
+    default:
+      return fmt::format("{} {}", plan::codec_name(c.codec),
+                         c.inside_node ? "everywhere" : "between nodes");
+  }
+}
+
+}  // namespace
+
+std::string start_line(const bootstrap::Job& job, const Settings& settings,
+                       const engine::EngineOptions& options) {
+  const auto& t = job.topology;
+  // What a usual bucket of gradients will take: 25 MiB of float32.
+  plan::PlanRequest request;
+  request.count = 25ULL * 1024 * 1024 / sizeof(float);
+  request.op = ReduceOp::kAverage;
+  request.algorithm = options.algorithm;
+  request.inner_size = options.inner_size;
+  request.lanes = options.lanes;
+  request.piece_bytes = options.piece_bytes;
+  request.shape.size = t.size();
+  for (const auto& m : t.members) request.shape.node_of.push_back(m.node);
+  paceline_op_args args{};
+  args.codec = -1;
+  args.fp16_values = -1;
+  args.reduce_op = 1;
+  args.count = request.count;
+  request.codec = codec_for(settings, args);
+  if (request.codec.codec == plan::Codec::kTopK) request.algorithm = plan::Algorithm::kAuto;
+  std::string why;
+  auto algorithm = request.algorithm;
+  if (algorithm == plan::Algorithm::kAuto) {
+    auto choice = plan::choose(request);
+    algorithm = choice.algorithm;
+    why = ": " + choice.why;
+  } else {
+    why = fmt::format(": {} asks for it", settings.source("algorithm"));
+  }
+  return fmt::format(
+      "{} on {}{} · {} · {}, {}{}", plural(t.size(), "rank"), plural(t.node_count, "node"),
+      job.launcher.empty() ? "" : fmt::format(" ({})", job.launcher), job.channel->describe(),
+      plan::algorithm_name(algorithm), codec_words(request.codec, settings), why);
+}
+
+}  // namespace paceline::capi
