@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 POWER_RANKS = (1, 2, 4)
 MTU, HEADERS, FRAME = 1500, 52, 14  # IPv4 and TCP with time stamps; Ethernet
+ACKNOWLEDGED = 44  # segments in a GSO batch: the receiver sees one large segment and answers once
 
 
 def leave_alone(_state, bucket):
@@ -40,7 +41,7 @@ def ring_link_bytes(payload: float, ranks: int) -> float:
     """What a flat ring all-reduce of `payload` bytes puts on a node's link, headers and acknowledgements included."""
     sent = 2 * (ranks - 1) / ranks * payload
     packets = sent / (MTU - HEADERS)
-    acknowledgements = packets / 2 * (HEADERS + FRAME)  # of the opposite direction's ring
+    acknowledgements = packets / ACKNOWLEDGED * (HEADERS + FRAME)  # of the ring's other neighbour
     return packets * (MTU + FRAME) + acknowledgements
 
 

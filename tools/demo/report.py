@@ -11,6 +11,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 LABELS = {
     "no-communication": "no communication",
@@ -61,6 +62,8 @@ def loss(axis, cluster: dict) -> None:
             elapsed.append(at)
         axis.plot(elapsed, run["block_loss"], color=COLORS[run["name"]], lw=1.8, label=LABELS[run["name"]])
     axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(ScalarFormatter())
+    axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_xlabel("wall-clock seconds of training")
     axis.set_ylabel("training loss")
     axis.legend(fontsize=8, frameon=False)
@@ -79,7 +82,7 @@ def link_bytes(axis, cluster: dict) -> None:
         axis.text(max(measured[i], predicted[i]), i, f"  {measured[i]:.2f} MB ({off:+.1%})", va="center", fontsize=8.5)
     axis.set_yticks(list(at), [LABELS[r["name"]] for r in runs])
     axis.set_xlim(0, max(measured + predicted) * 1.32)
-    axis.set_xlabel("MB a step on the busiest link: measured (filled), predicted (hatched)")
+    axis.set_xlabel("MB a step, busiest link (filled: measured, hatched: predicted)")
     axis.set_title("Bytes over the wire", loc="left", fontweight="bold")
 
 
@@ -176,14 +179,15 @@ def write(clusters: list[dict], out: Path) -> None:
     c = clusters[0]
     page = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Paceline demo</title><style>{STYLE}</style>
 <h1>{headline(clusters)}</h1>
-<p>A {c["parameters"] / 1e6:.1f} M-parameter network learns scikit-learn's handwritten digits, {c["batch"]} samples a rank
-and step, tested on {c["test_samples"]:,} samples. The script is the same for all runs; nodes are network namespaces of
-one machine, and each link's speed is real in both directions.</p>
+<p>A {c["parameters"] / 1e6:.1f} M-parameter network learns scikit-learn's handwritten digits, {c["batch"]} samples
+a rank and step, tested on {c["test_samples"]:,} samples. The script is the same for all runs; nodes are
+network namespaces of one machine, and each link's speed is real in both directions.</p>
 {"".join(sections)}
 <h2>How to read it</h2>
-<p><b>of no communication</b>: throughput against DDP whose hook returns at once, all ranks running. <b>of its floor</b>:
-the least time that a synchronous step can take, max(compute + codec alone, forward + bytes / 95 % of the line), over the
-time measured. <b>MB a step</b>: bytes of Ethernet frames on the busiest link, counted at the queue that shapes it;
-<b>predicted</b>: for Paceline what its plan said beforehand, for the others a ring's arithmetic.</p></html>
+<p><b>of no communication</b>: throughput against DDP whose hook returns at once, all ranks running.
+<b>of its floor</b>: the least time that a synchronous step can take, max(compute + codec alone, forward + bytes / 95 %
+of the line), over the time measured. <b>MB a step</b>: bytes of Ethernet frames on the busiest link, counted at the
+queue that shapes it; <b>predicted</b>: for Paceline what its plan said beforehand, for the others a ring's
+arithmetic.</p></html>
 """
     (out / "report.html").write_text(page)

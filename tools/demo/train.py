@@ -61,7 +61,7 @@ def build_model(seed: int = 0) -> nn.Module:
 
 
 def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
 def train_step(model, optimizer, x, y) -> torch.Tensor:

@@ -26,6 +26,8 @@ struct LinkCalibration {
 
 /// What TCP can carry at best: 95 % of the line (headers, preamble, gap, at MTU 1500).
 inline constexpr double kTcpShare = 0.95;
+/// Below this share of that, the machine, not the link, sets the pace.
+inline constexpr double kHolds = 0.93;
 
 struct CalibrationHooks {
   std::function<void(int done, int of)> progress;

@@ -28,6 +28,7 @@
 #include "cli/lab/owner.h"
 #include "cli/lab/ranks.h"
 #include "cli/lab/report.h"
+#include "cli/lab/round_trip.h"
 
 namespace paceline::lab {
 namespace {
@@ -198,8 +199,23 @@ int run_on_loopback(const Options& o, Signals& signals) {
   return finish(o, Report{o, "", {}, {}, run.value(), now_seconds() - started});
 }
 
+/// A relay that can't keep up would measure itself, not the link.
+Status check_relayed_rate(const Options& o, const std::vector<LinkCalibration>& links) {
+  if (o.loss > 0) return Status::ok();
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    auto least = std::min(links[i].up.payload_bps, links[i].down.payload_bps);
+    if (least >= kHolds * kTcpShare * o.rate_bps) continue;
+    return {Code::kUnavailable,
+            fmt::format("--delay does not hold here: node{}'s link carries {} of {}, for the relay "
+                        "needs more of the cores. Ask for a lower --rate or fewer nodes",
+                        i, format_rate(least), format_rate(o.rate_bps))};
+  }
+  return Status::ok();
+}
+
 Result<std::vector<LinkCalibration>> calibrate_and_tell(const Options& o, const Network& network,
                                                         Signals& signals) {
+  PACELINE_RETURN_IF_ERROR(check_delay(network, o));
   if (!o.calibrate) {
     if (!o.quiet) tell("lab: links are not calibrated (--no-calibration)\n");
     return std::vector<LinkCalibration>();
@@ -213,7 +229,9 @@ Result<std::vector<LinkCalibration>> calibrate_and_tell(const Options& o, const 
                        done == of ? "\r\033[K" : ""));
   };
   PACELINE_ASSIGN(auto links, calibrate(network, o, hooks));
-  if (!o.quiet && !signals.pending()) tell(calibration_table(o, links));
+  if (signals.pending()) return links;
+  if (!o.quiet) tell(calibration_table(o, links));
+  if (o.delay.count() > 0) PACELINE_RETURN_IF_ERROR(check_relayed_rate(o, links));
   return links;
 }
 
@@ -228,6 +246,7 @@ int run_in_network(const Options& o, const Owner& owner, Signals& signals) {
     if (!holder.is_ok()) return fail(holder.status());
     holders.push_back(std::move(holder).value());
   }
+  network->start_relay(o);
   auto counters = Counters::open(*network);
   if (!counters.is_ok()) return fail(counters.status());
   auto calibration = calibrate_and_tell(o, *network, signals);

@@ -144,16 +144,24 @@ Status Network::make_links(const Options& options) {
       kSwitchAddress, options.mtu, segments);
   batch += route("switch", kSwitchAddress);
   for (const auto& node : nodes_) {
-    batch += fmt::format("link add {} mtu {} type veth peer name {} mtu {} netns {}\n", node.port,
-                         options.mtu, kNic, options.mtu, node.net_namespace);
+    if (options.delay.count() > 0) {
+      taps_.emplace_back();
+      PACELINE_ASSIGN(taps_.back(), make_taps(node, switch_path_));
+      batch += fmt::format("link set {} mtu {} txqueuelen 8192\n", node.port, options.mtu);
+    } else {
+      batch += fmt::format("link add {} mtu {} type veth peer name {} mtu {} netns {}\n", node.port,
+                           options.mtu, kNic, options.mtu, node.net_namespace);
+    }
     batch += fmt::format("link set {} master switch{} up\n", node.port, segments);
   }
   PACELINE_RETURN_IF_ERROR(
       drop_output(run_program({ip_, "-n", switch_namespace_, "-batch", "-"}, batch)));
   for (const auto& node : nodes_) {
     auto inside =
-        fmt::format("link set lo up\naddr add {}/16 dev {} noprefixroute\nlink set {}{} up\n",
-                    node.address, kNic, kNic, segments) +
+        fmt::format(
+            "link set lo up\naddr add {}/16 dev {} noprefixroute\nlink set {} mtu {}{}{} up\n",
+            node.address, kNic, kNic, options.mtu, segments,
+            options.delay.count() > 0 ? " txqueuelen 8192" : "") +
         route(kNic, node.address.c_str());
     PACELINE_RETURN_IF_ERROR(
         drop_output(run_program({ip_, "-n", node.net_namespace, "-batch", "-"}, inside)));

@@ -5,12 +5,14 @@
 //   …                                       ┘
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
 #include "cli/lab/options.h"
 #include "cli/lab/owner.h"
+#include "cli/lab/relay.h"
 
 namespace paceline::lab {
 
@@ -37,6 +39,11 @@ class Network {
 
   [[nodiscard]] const std::vector<Node>& nodes() const { return nodes_; }
   [[nodiscard]] const std::string& switch_path() const { return switch_path_; }
+  /// Starts carrying frames where there is a delay; call when no process is forked any more that should not
+  /// hold the links.
+  void start_relay(const Options& options) {
+    if (!taps_.empty()) relay_ = Relay::start(std::move(taps_), options.delay);
+  }
   /// The congestion control that the nodes really use.
   [[nodiscard]] const std::string& congestion() const { return congestion_; }
 
@@ -49,6 +56,8 @@ class Network {
   std::string ip_, tc_;
   std::string switch_namespace_, switch_path_, congestion_;
   std::vector<Node> nodes_;
+  std::vector<TapPair> taps_;
+  std::unique_ptr<Relay> relay_;
 };
 
 }  // namespace paceline::lab

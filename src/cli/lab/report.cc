@@ -10,9 +10,6 @@
 namespace paceline::lab {
 namespace {
 
-/// Below this share of what TCP could carry at best, the machine, not the link, sets the pace.
-constexpr double kHolds = 0.93;
-
 std::string direction(const DirectionCalibration& d, double rate) {
   return fmt::format("{:>11} ({:5.1f} %)  {:>7.0f} kB", format_rate(d.payload_bps),
                      100 * d.payload_bps / rate, d.ahead_bytes / 1e3);
