@@ -98,7 +98,8 @@ def test_delay_is_added_one_way():
         time.sleep(0.5)
         times = []
         for i in range(40):
-            t = time.perf_counter(); s.sendto(b"x", ("10.77.0.2", 7002)); s.recv(64); times.append(time.perf_counter() - t)
+            t = time.perf_counter(); s.sendto(b"x", ("10.77.0.2", 7002)); s.recv(64)
+            times.append(time.perf_counter() - t)
         s.sendto(b"end", ("10.77.0.2", 7002))
         print(statistics.median(times))
     """

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """./dev demo: trains one model on a small cluster with real link speeds, with plain DDP and with Paceline.
 
-Two clusters of network namespaces on this machine (4 nodes × 1 rank, then 2 × 2), 1 Gb/s Ethernet, real data, seven ways
-to carry the gradients. Writes build/demo/report.html, throughput.png … and result.json, and prints a table.
+Two clusters of network namespaces on this machine (4 nodes × 1 rank, then 2 × 2), 1 Gb/s Ethernet, real data, seven
+ways to carry the gradients. Writes build/demo/report.html, demo.png and result.json, and prints a table.
 """
 
 from __future__ import annotations

@@ -156,7 +156,8 @@ STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:1200px;margin:2.5em auto;padding:0 1em;color:#1d2733}
 h1{font-size:1.9em;line-height:1.2;margin:0 0 .2em} h2{margin-top:2em} img{width:100%}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.92em}
-th,td{padding:.35em .6em;text-align:right;border-bottom:1px solid #e3e8ee} th:first-child,td:first-child{text-align:left}
+th,td{padding:.35em .6em;text-align:right;border-bottom:1px solid #e3e8ee}
+th:first-child,td:first-child{text-align:left}
 th{font-weight:600;color:#53606e} .ours td{background:#f0f6fc} small,.note{color:#53606e;font-size:.88em}
 """
 
