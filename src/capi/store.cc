@@ -37,8 +37,10 @@ class CallbackStore final : public bootstrap::KeyValue {
 
   Status poll(Time) override { return Status::ok(); }
   [[nodiscard]] std::string describe() const override { return "the caller's store"; }
-  // Whoever can reach it can read it: torch's TCPStore asks for no secret.
-  [[nodiscard]] bool is_private() const override { return false; }
+  // It is the job's own store (torchrun's, say): whoever can read it is in the job already, so where
+  // nobody set a secret, rank 0's travels by it. It protects as far as that store's port is
+  // protected; PACELINE_SECRET protects further.
+  [[nodiscard]] bool is_private() const override { return true; }
 
  private:
   paceline_store store_;
