@@ -298,8 +298,11 @@ void EngineImpl::settle(Record& r) {
   if (r.state != Record::State::kRunning || r.transfer) return;
   if (!r.executor->failure()) {
     auto why = r.executor->failure();
-    if (why.code() == Code::kMismatch && r.executor->failed_peer() >= 0) {
-      on_mismatch(r, r.executor->failed_peer(), now_);
+    auto peer = r.executor->failed_peer();
+    if (why.code() == Code::kMismatch && peer >= 0) {
+      on_mismatch(r, peer, now_);
+    } else if (peer >= 0) {
+      fail_with_peer(peer, why);
     } else {
       fail({why.code(), fmt::format("{} on {}: {}", r.description.title(),
                                     topology_.name(topology_.rank), why.message())},
@@ -429,7 +432,7 @@ void EngineImpl::carried(const wire::Completion& c, Time now) {
     return end(r, Status::ok());
   }
   if (c.status || c.status.code() == Code::kMismatch) return on_mismatch(r, r.peer, now);
-  fail(c.status, -1);
+  fail_with_peer(r.peer, c.status);
 }
 
 bool EngineImpl::progress(Time now, std::vector<OpId>& ended) {
@@ -439,8 +442,8 @@ bool EngineImpl::progress(Time now, std::vector<OpId>& ended) {
   bool moved = channel_.progress(now, events_);
   if (aborted_before) buffers_free_ = true;
   for (const auto& n : events_.notes) on_note(n, now_);
-  if (failure_) {
-    for (const auto& c : events_.completions) carried(c, now_);
+  for (const auto& c : events_.completions) {
+    if (failure_) carried(c, now_);
   }
   for (const auto& l : events_.losses) on_loss(l);
   if (failure_) {

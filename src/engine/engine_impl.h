@@ -122,6 +122,7 @@ class EngineImpl final : public Engine {
 
   // faults.cc
   void fail(const Status& why, Rank told_by);
+  void fail_with_peer(Rank peer, const Status& why);
   void on_note(const wire::Note& note, Time now);
   void on_loss(const wire::Loss& loss);
   void on_inquiry(Rank from, const ControlNote& note, Time now);

@@ -67,6 +67,16 @@ void EngineImpl::abort(const Status& why) {
        -1);
 }
 
+// The wire's sentence may name the peer already; the host it may not know.
+void EngineImpl::fail_with_peer(Rank peer, const Status& why) {
+  auto name = topology_.name(peer);
+  auto code = why.is_ok() ? Code::kPeerLost : why.code();
+  fail({code, why.message().find(name) != std::string::npos
+                  ? why.message()
+                  : fmt::format("{} is lost: {}", name, why.message())},
+       peer);
+}
+
 void EngineImpl::on_loss(const wire::Loss& loss) {
   if (loss.peer < 0 || loss.peer >= topology_.size()) return;
   auto& gone = gone_[static_cast<std::size_t>(loss.peer)];
@@ -81,9 +91,7 @@ void EngineImpl::on_loss(const wire::Loss& loss) {
     waited_for |= std::find(on.begin(), on.end(), loss.peer) != on.end();
   }
   if (said_goodbye && !waited_for) return;
-  auto code = loss.status.is_ok() ? Code::kPeerLost : loss.status.code();
-  fail({code, fmt::format("{} is lost: {}", topology_.name(loss.peer), loss.status.message())},
-       loss.peer);
+  fail_with_peer(loss.peer, loss.status);
 }
 
 void EngineImpl::on_note(const wire::Note& wire_note, Time now) {
