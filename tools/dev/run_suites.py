@@ -26,6 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "test-results"
 PRINT = threading.Lock()
+#: Modules with threads or with memory that several processes share: what ThreadSanitizer is for.
+THREADED = ("wire_shm", "wire_tcp", "engine", "capi")
 
 
 @dataclasses.dataclass
@@ -231,10 +233,11 @@ def build_all(only: re.Pattern[str]) -> Tally:
             "fuzz:",
         ),
     }
+    targets = {"asan:": ["tests"], "tsan:": [f"{m}_test" for m in THREADED], "fuzz:": ["fuzzers"]}
     for directory, (options, label) in wanted.items():
-        if not only.search(label):
+        if not only.search(label) and label not in only.pattern:
             continue
-        ok = build(directory, options, ["fuzzers"] if label == "fuzz:" else ["tests"])
+        ok = build(directory, options, targets[label])
         tally.add(Tally(passed=int(ok), failed=int(not ok)))
     return tally
 
