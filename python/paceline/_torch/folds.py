@@ -44,4 +44,5 @@ def sparse_all_reduce(group, tensor, op):
     total = torch.sparse_coo_tensor(torch.cat(index_parts, 1), torch.cat(value_parts), tensor.shape).coalesce()
     if mean:
         total = total / group._size
-    tensor.detach().copy_(total)
+    with torch.no_grad():
+        tensor.copy_(total)  # a detached sparse tensor would take the new entries for itself

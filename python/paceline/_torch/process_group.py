@@ -12,12 +12,9 @@ from paceline._torch import endpoints, lifetime
 from paceline._torch.arguments import op_of, reduction, scaled, single, split_counts
 from paceline._torch.dtypes import Packed, dense, describe, flat_view, moved_as, require_cpu
 from paceline._torch.folds import gathered_fold, sparse_all_reduce
-from paceline._torch.work import PacelineWork, as_torch_error
+from paceline._torch.work import PacelineWork, as_torch_error, ask_python_works
 from paceline.errors import InvalidArgumentError, UnsupportedError
 
-_Backend = getattr(torch._C._distributed_c10d, "Backend", None)
-_IS_BACKEND = _Backend is not None and hasattr(dist.ProcessGroup, "_register_backend")
-_Base = _Backend if _IS_BACKEND else dist.ProcessGroup
 _world = None
 
 
@@ -34,7 +31,7 @@ def create(options):
     if dist.is_initialized() and _world is not None and not _world.closed:
         group = _world.create_group(ranks)
         endpoint = endpoints.Endpoint(_world, group, options.group_rank, options.group_size)
-        return PacelineProcessGroup(endpoint, timeout, owner=False)
+        return _flavour()(endpoint, timeout, owner=False)
     prefix = "world" if not dist.is_initialized() else "ranks-" + "-".join(map(str, ranks))
     communicator = endpoints.make_communicator(
         options.group_rank, options.group_size, options.store, f"paceline/group/{prefix}", timeout
@@ -42,11 +39,11 @@ def create(options):
     endpoints.own(communicator)
     if not dist.is_initialized():
         _world = communicator
-    return PacelineProcessGroup(endpoints.Endpoint(communicator), timeout, owner=True)
+    return _flavour()(endpoints.Endpoint(communicator), timeout, owner=True)
 
 
-class PacelineProcessGroup(_Base):
-    """The process group. Public methods are torch's; tensors live on the CPU, of any dtype and layout."""
+class _Operations:
+    """torch's methods; tensors live on the CPU, of any dtype and layout."""
 
     def __init__(self, endpoint, timeout, owner):
         super().__init__(endpoint.rank, endpoint.size)
@@ -348,7 +345,8 @@ class PacelineProcessGroup(_Base):
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     def barrier(self, opts=None, *_):
-        return self._work(self._submit(core.BARRIER, opts, 0, None, None, count=0, name="barrier"), [])
+        op = self._submit(core.BARRIER, opts, 0, None, None, count=0, name="barrier")
+        return self._work(op, [])
 
     def monitored_barrier(self, opts=None, wait_all_ranks=False):
         """A barrier that names the rank that did not come. opts: BarrierOptions or a timedelta."""
@@ -408,27 +406,33 @@ class PacelineProcessGroup(_Base):
             if finish is not None:
                 finish()
 
-        work = PacelineWork(
-            self._communicator, [op], copy_out, (keep, copies, result), result, None if _IS_BACKEND else self._claim
-        )
-        if not _IS_BACKEND:  # C++ holds only its half of the object
-            self._unclaimed.add(work)
+        held = (keep, copies, result)
+        work = self._hand_out(PacelineWork(self._communicator, [op], copy_out, held, result, self._claim))
         if self._batch is not None:
             self._batch.append(work)
+        return work
+
+    def _hand_out(self, work):
+        """Older torch's C++ keeps only its half of the object alive: it is ours until someone waits for it."""
+        if not _IS_BACKEND:
+            self._unclaimed.add(work)
         return work
 
     def _claim(self, work):
         self._unclaimed.discard(work)
 
     def _together(self, works, result):
+        """One Work for several."""
+        operations = [op for work in works for op in work.operations()]
+
         def finish_all():
             for work in works:
-                work.wait()
+                work.finish()
 
-        return PacelineWork(self._communicator, [], finish_all, works, result) if works else self._done(None, result)
+        return self._hand_out(PacelineWork(self._communicator, operations, finish_all, works, result, self._claim))
 
     def _done(self, action, result):
-        return PacelineWork(self._communicator, [], action, None, result)
+        return self._hand_out(PacelineWork(self._communicator, [], action, None, result, self._claim))
 
     def _expect(self, length, what):
         if length != self._size:
@@ -443,6 +447,25 @@ class PacelineProcessGroup(_Base):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     _start_coalescing = start_coalescing
     _end_coalescing = end_coalescing
+
+
+class PacelineProcessGroup(_Operations, dist.ProcessGroup):
+    """Older torch's flavour."""
+
+
+_Backend = getattr(torch._C._distributed_c10d, "Backend", None)
+_IS_BACKEND = _Backend is not None and hasattr(dist.ProcessGroup, "_register_backend")
+if _IS_BACKEND:
+
+    class PacelineBackend(_Operations, _Backend):
+        """Newer torch's flavour: one of the backends of a process group."""
+
+
+def _flavour():
+    if not _IS_BACKEND:
+        return PacelineProcessGroup
+    ask_python_works()
+    return PacelineBackend
 
 
 def _seconds(timeout):

@@ -40,6 +40,7 @@ class PacelineWork(_Work):
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._future = None
+        self._raising_future = None
         self._watching = 0
         self._error = None
         if not self._operations:
@@ -67,8 +68,10 @@ class PacelineWork(_Work):
                     self._settle()
                 else:
                     self._watch()
+            if self._raising_future is None:
+                self._raising_future = _raising(self._future)
         self._release()
-        return _raising(self._future)
+        return self._raising_future
 
     getFuture = get_future
 
@@ -88,6 +91,16 @@ class PacelineWork(_Work):
 
     def result(self):
         return self._result
+
+    def operations(self):
+        """The engine's operations, for a Work that waits for several; whoever asks has to wait for them."""
+        operations, self._operations = self._operations, []
+        return operations
+
+    def finish(self):
+        """What is to be done once the operations have ended."""
+        self._end(None)
+        self._release()
 
     def synchronize(self):
         self.wait()
@@ -155,6 +168,32 @@ def dist_timeout(seconds):
     from paceline.errors import TimeoutError
 
     return TimeoutError(f"the operation has not ended within the {seconds:g} s given to wait()")
+
+
+def ask_python_works():
+    """Newer torch wraps a Python Work into one of its own that passes on wait() and get_future() only: without this,
+    is_completed() would be False for ever and a script that polls it would hang.
+    """
+    if getattr(_Work, "_paceline_asks", False):
+        return
+    _Work._paceline_asks = True
+    is_completed = _Work.is_completed
+
+    def is_completed_or_future_done(self):
+        return is_completed(self) or self.get_future().done()
+
+    def is_success(self):
+        future = self.get_future()
+        if not future.done():
+            return False
+        try:
+            future.value()
+        except RuntimeError:
+            return False
+        return True
+
+    _Work.is_completed = is_completed_or_future_done
+    _Work.is_success = is_success
 
 
 def _raising(future):

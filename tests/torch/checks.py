@@ -1,0 +1,39 @@
+"""A file of checks: functions that every rank runs in the same order, in one launch.
+
+A check that fails on a rank ends that rank's run (its peers could wait for it in vain); what comes after it counts
+as not run. Results go to the file that $CHECKS_REPORT names.
+"""
+
+import json
+import os
+import time
+import traceback
+
+_checks = []
+
+
+def check(function):
+    _checks.append(function)
+    return function
+
+
+def run():
+    """Runs this process's checks and writes their results; exits with 1 where one failed."""
+    path = os.environ["CHECKS_REPORT"] + "." + os.environ["RANK"]
+    results, failed = {}, None
+    for function in _checks:
+        started = time.monotonic()
+        if failed:
+            results[function.__name__] = f"not run: {failed} failed before it"
+            continue
+        try:
+            function()
+            results[function.__name__] = "ok"
+        except BaseException:
+            failed = function.__name__
+            results[failed] = traceback.format_exc()
+        print(f"{function.__name__}: {results[function.__name__]} ({time.monotonic() - started:.2f} s)", flush=True)
+        with open(path, "w") as report:
+            json.dump(results, report)
+    if failed:
+        os._exit(1)

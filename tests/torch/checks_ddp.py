@@ -1,0 +1,512 @@
+"""DDP through Paceline against torch's own DDP over Gloo, in float64: every mode of DDP."""
+
+import contextlib
+import copy
+import os
+import warnings
+
+import torch
+import torch.distributed as dist
+from checks import check, run
+from models import (
+    Mixed,
+    assert_same_gradients,
+    assert_same_on_all_ranks,
+    batch,
+    gradients,
+    mlp,
+    paceline_off,
+    pair,
+    train,
+)
+from ranks import free_port
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline.torch
+from paceline._torch.ddp import attachment_of
+
+MODERN = hasattr(torch, "compile")
+dist.init_process_group("gloo")
+RANK, SIZE = dist.get_rank(), dist.get_world_size()
+
+
+def square(model, step):
+    (model(batch(step, 5, 6)) ** 2).mean().backward()
+
+
+@check
+def plain_training():
+    train(*pair(mlp(0)), 4, square)
+
+
+@check
+def bytes_travelled_through_paceline():
+    ours, _ = pair(mlp(0))
+    before = attachment_of(ours).endpoint.communicator.stats()["operations"]
+    square(ours, 0)
+    assert attachment_of(ours).endpoint.communicator.stats()["operations"] > before
+    assert ours._get_ddp_logging_data()["comm_hook"] == "paceline"
+
+
+@check
+def many_buckets_and_their_rebuild():
+    """Three buckets or more (older torch fills 1 MiB first); DDP rebuilds them after the first step."""
+    ours, plain = pair(mlp(1, widths=(6, 300, 500, 300, 3)), bucket_cap_mb=0.1)
+    orders = []
+    original = attachment_of(ours).all_reduce
+
+    def spy(bucket):
+        orders.append((bucket.index(), bucket.buffer().numel()))
+        return original(bucket)
+
+    attachment_of(ours).all_reduce = spy
+    train(ours, plain, 3, square)
+    assert len({index for index, _ in orders}) > 2, orders
+
+
+@check
+def find_unused_parameters():
+    torch.manual_seed(3)
+    ours, plain = pair(Mixed(), find_unused_parameters=True)
+
+    def forward(model, step):
+        model(batch(step, 4, 2, 5, 5), use_branch=(step + RANK) % 3 != 0).pow(2).mean().backward()
+
+    train(ours, plain, 5, forward)
+
+
+@check
+def parameters_unused_on_every_rank():
+    torch.manual_seed(3)
+    ours, plain = pair(Mixed(), find_unused_parameters=True)
+    for model in (ours, plain):
+        model(batch(0, 4, 2, 5, 5), use_branch=False).pow(2).mean().backward()
+    assert ours.module.branch.weight.grad is None and plain.module.branch.weight.grad is None
+    assert_same_gradients(ours, plain)
+
+
+@check
+def static_graph():
+    train(*pair(mlp(4), static_graph=True), 4, square)
+
+
+@check
+def gradient_as_bucket_view():
+    ours, plain = pair(mlp(5), gradient_as_bucket_view=True)
+    train(ours, plain, 4, square)
+
+
+@check
+def bucket_views_with_zeroed_gradients():
+    ours, plain = pair(mlp(5), gradient_as_bucket_view=True)
+    for step in range(3):
+        for model in (ours, plain):
+            for gradient in gradients(model):
+                gradient.zero_()
+            square(model, step)
+        assert_same_gradients(ours, plain)
+
+
+@check
+def no_sync():
+    """Accumulated steps are not communicated; the next one carries their sum."""
+    ours, plain = pair(mlp(6))
+    for step in range(4):
+        for model in (ours, plain):
+            model.zero_grad()
+            before = attachment_of(ours).endpoint.communicator.stats()["operations"]
+            with model.no_sync():
+                square(model, 10 * step)
+                square(model, 10 * step + 1)
+            assert attachment_of(ours).endpoint.communicator.stats()["operations"] == before
+            square(model, 10 * step + 2)
+        assert_same_gradients(ours, plain)
+
+
+@check
+def gradients_accumulate_over_synchronised_steps():
+    ours, plain = pair(mlp(6))
+    for model in (ours, plain):
+        square(model, 0)
+        square(model, 1)
+    assert_same_gradients(ours, plain)
+
+
+@check
+def broadcast_buffers():
+    torch.manual_seed(7)
+    ours, plain = pair(Mixed(), find_unused_parameters=True, broadcast_buffers=True)
+
+    def forward(model, step):
+        model(batch(step, 4, 2, 5, 5)).pow(2).mean().backward()
+
+    train(ours, plain, 3, forward)
+    forward_again = batch(9, 4, 2, 5, 5)
+    for model in (ours, plain):
+        model(forward_again)
+    torch.testing.assert_close(ours.module.norm.running_mean, plain.module.norm.running_mean)
+
+
+@check
+def sync_batch_norm_stays_torchs_business():
+    """Paceline takes the gradients only; what else the model communicates goes its own way."""
+    ours, plain = pair(Mixed(), find_unused_parameters=True, broadcast_buffers=False)
+
+    def forward(model, step):
+        total = model(batch(step, 4, 2, 5, 5)).pow(2).mean()
+        dist.all_reduce(total.detach().clone())
+        total.backward()
+
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (ours, plain)]
+    for step in range(3):
+        for model, optimizer in zip((ours, plain), optimizers):
+            optimizer.zero_grad()
+            forward(model, step)
+        assert_same_gradients(ours, plain)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def uneven(model, divide):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = 2 + 2 * RANK
+    with model.join(divide_by_initial_world_size=divide):
+        for step in range(steps):
+            optimizer.zero_grad()
+            square(model, step)
+            optimizer.step()
+
+
+@check
+def join_with_uneven_inputs():
+    ours, plain = pair(mlp(8), bucket_cap_mb=2e-4)
+    for model in (ours, plain):
+        uneven(model, divide=True)
+    for a, b in zip(ours.parameters(), plain.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    assert_same_on_all_ranks(list(ours.parameters()))
+
+
+@check
+def join_divided_by_the_ranks_that_are_left():
+    ours, plain = pair(mlp(8))
+    for model in (ours, plain):
+        uneven(model, divide=False)
+    for a, b in zip(ours.parameters(), plain.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+class TwoTypes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.single = torch.nn.Linear(6, 8)
+        self.double_ = torch.nn.Linear(8, 3).double()
+
+    def forward(self, x):
+        return self.double_(torch.tanh(self.single(x.float())).double())
+
+
+@check
+def mixed_dtypes():
+    torch.manual_seed(9)
+    ours, plain = pair(TwoTypes())
+    for step in range(3):
+        for model in (ours, plain):
+            model.zero_grad()
+            square(model, step)
+        assert_same_gradients(ours, plain, rtol=2e-6, atol=1e-7)
+
+
+@check
+def half_precision_parameters():
+    """16-bit gradients: within two roundings of the exact mean (1.13's Gloo can't broadcast bfloat16)."""
+    dtype, step = (torch.bfloat16, 2**-8) if MODERN else (torch.float16, 2**-11)
+
+    class Halves(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(50, dtype=dtype))
+
+        def forward(self, x):
+            return self.weight.float() * x
+
+    model = DistributedDataParallel(Halves())
+    model(batch(0, 50, dtype=torch.float32)).sum().backward()
+    locals_ = [batch(0, 50, dtype=torch.float32, rank=r).to(dtype).double() for r in range(SIZE)]
+    mean, largest = sum(locals_) / SIZE, torch.stack(locals_).abs().sum(0)
+    error = (model.module.weight.grad.double() - mean).abs()
+    assert bool((error <= 2 * step * largest).all()), error
+    assert_same_on_all_ranks(gradients(model))
+
+
+@check
+def complex_parameters():
+    class Phase(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(5, dtype=torch.complex128))
+
+        def forward(self, x):
+            return (self.weight * x).abs()
+
+    if not MODERN:
+        return  # torch 1.13's DDP itself refuses complex parameters on Gloo
+    torch.manual_seed(11)
+    ours, plain = pair(Phase())
+    for model in (ours, plain):
+        model(batch(0, 5)).sum().backward()
+    assert_same_gradients(ours, plain)
+
+
+@check
+def channels_last():
+    torch.manual_seed(12)
+    model = Mixed().to(memory_format=torch.channels_last)
+    ours, plain = pair(model, find_unused_parameters=True, gradient_as_bucket_view=True)
+
+    def forward(model, step):
+        x = batch(step, 4, 2, 5, 5).to(memory_format=torch.channels_last)
+        model(x).pow(2).mean().backward()
+
+    train(ours, plain, 3, forward)
+    assert ours.module.conv.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@check
+def frozen_parameters():
+    model = mlp(13)
+    model[0].requires_grad_(False)
+    ours, plain = pair(model)
+    train(ours, plain, 3, square)
+    assert ours.module[0].weight.grad is None
+
+
+@check
+def ignored_parameters():
+    model = mlp(13)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])
+    ours, plain = pair(model)
+    for m in (ours, plain):
+        square(m, 0)
+    assert_same_gradients(ours, plain)
+
+
+@check
+def shared_parameters():
+    model = mlp(14, widths=(6, 6, 6, 3))
+    model[2].weight = model[0].weight
+    train(*pair(model), 3, square)
+
+
+@check
+def several_models_one_after_the_other():
+    first, second = pair(mlp(15)), pair(mlp(16, widths=(6, 11, 3)))
+    for step in range(3):
+        for models in (first, second):
+            for model in models:
+                model.zero_grad()
+                square(model, step)
+            assert_same_gradients(*models)
+
+
+@check
+def several_models_in_one_backward():
+    first, second = pair(mlp(15)), pair(mlp(16, widths=(6, 11, 3)))
+    for step in range(3):
+        for a, b in zip(first, second):
+            a.zero_grad()
+            b.zero_grad()
+            (a(batch(step, 5, 6)).pow(2).mean() + b(batch(step, 5, 6)).pow(2).mean()).backward()
+        assert_same_gradients(*first)
+        assert_same_gradients(*second)
+
+
+@check
+def several_forward_passes_before_one_backward():
+    ours, plain = pair(mlp(17))
+    for model in (ours, plain):
+        (model(batch(0, 5, 6)).pow(2).mean() + model(batch(1, 5, 6)).pow(2).mean()).backward()
+    assert_same_gradients(ours, plain)
+
+
+@check
+def activation_checkpoints():
+    from torch.utils.checkpoint import checkpoint
+
+    class Recomputed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp(18)
+
+        def forward(self, x, reentrant):
+            return checkpoint(self.inner, x, use_reentrant=reentrant)
+
+    for reentrant in (True, False):
+        ours, plain = pair(Recomputed(), static_graph=True)
+        for step in range(3):
+            for model in (ours, plain):
+                model.zero_grad()
+                x = batch(step, 5, 6).requires_grad_()
+                (model(x, reentrant) ** 2).mean().backward()
+            assert_same_gradients(ours, plain)
+
+
+@check
+def subgroups():
+    """DDP over the even and the odd ranks: each group is its own set of peers."""
+    groups = [dist.new_group(list(range(start, SIZE, 2))) for start in (0, 1)]
+    mine = groups[RANK % 2]
+    if dist.get_world_size(mine) > 1:
+        ours, plain = pair(mlp(19), process_group=mine)
+        for step in range(2):
+            for model in (ours, plain):
+                model.zero_grad()
+                square(model, step)
+            assert_same_gradients(ours, plain)
+    dist.barrier()
+
+
+@check
+def a_copied_model_travels_too():
+    ours, _ = pair(mlp(20))
+    if not MODERN:
+        return  # 1.13 can't deep-copy a DDP model
+    twin = copy.deepcopy(ours)
+    for step in range(2):
+        for model in (ours, twin):
+            model.zero_grad()
+            square(model, step)
+        assert_same_gradients(ours, twin)
+    assert attachment_of(twin) is not attachment_of(ours)
+
+
+@check
+def sparse_gradients():
+    torch.manual_seed(21)
+    ours, plain = pair(torch.nn.EmbeddingBag(20, 3, sparse=True, mode="sum"))
+    for model in (ours, plain):
+        model(torch.tensor([[RANK, RANK + 1, 5]])).pow(2).sum().backward()
+    torch.testing.assert_close(ours.module.weight.grad.to_dense(), plain.module.weight.grad.to_dense())
+
+
+@check
+def the_scripts_own_hook_wins():
+    ours, plain = pair(mlp(22))
+    seen = []
+
+    def their_hook(state, bucket):
+        seen.append(state)
+        return dist.all_reduce(bucket.buffer().div_(SIZE), async_op=True).get_future().then(lambda f: f.value()[0])
+
+    ours.register_comm_hook("their state", their_hook)
+    before = attachment_of(ours).endpoint.communicator.stats()["operations"]
+    for model in (ours, plain):
+        square(model, 0)
+    assert seen and set(seen) == {"their state"}
+    assert attachment_of(ours).endpoint.communicator.stats()["operations"] == before
+    assert "their_hook" in ours._get_ddp_logging_data()["comm_hook"]
+    assert_same_gradients(ours, plain)
+    try:
+        ours.register_comm_hook(None, their_hook)
+    except RuntimeError as error:
+        assert "only be called once" in str(error)
+    else:
+        raise AssertionError("a second hook was accepted")
+
+
+@check
+def torchs_ready_made_hooks():
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    ours, plain = pair(mlp(23, torch.float32))
+    ours.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    for model in (ours, plain):
+        (model(batch(0, 5, 6, dtype=torch.float32)) ** 2).mean().backward()
+    assert_same_gradients(ours, plain, rtol=4e-3, atol=1e-4)
+    ours, plain = pair(mlp(23))
+    ours._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    for model in (ours, plain):
+        square(model, 0)
+    assert_same_gradients(ours, plain)
+
+
+@check
+def a_wrong_hook_is_refused_by_torch():
+    ours, _ = pair(mlp(24))
+    try:
+        ours.register_comm_hook(None, "not callable")
+    except TypeError as error:
+        assert "callable" in str(error)
+    else:
+        raise AssertionError("accepted")
+
+
+@check
+def an_exception_in_backward_leaves_the_model_usable():
+    """All ranks fail in the same place; the next step is right again."""
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ValueError("their own bug")
+
+    ours, plain = pair(mlp(25))
+    for model in (ours, plain):
+        try:
+            (Failing.apply(model(batch(0, 5, 6))) ** 2).mean().backward()
+        except ValueError:
+            pass
+        else:
+            raise AssertionError("no exception")
+        model.zero_grad()
+        square(model, 1)
+    assert_same_gradients(ours, plain)
+
+
+@check
+def one_rank_alone_gets_no_hook():
+    alone = [dist.new_group([r]) for r in range(SIZE)][RANK]
+    model = DistributedDataParallel(mlp(26), process_group=alone)
+    square(model, 0)
+    assert model._get_ddp_logging_data().get("comm_hook", "") != "paceline"
+
+
+@check
+def switched_off():
+    with paceline_off():
+        model = DistributedDataParallel(mlp(27))
+    square(model, 0)
+    try:
+        paceline.torch.residual_state_dict(model)
+    except paceline.UnsupportedError as error:
+        assert "PACELINE_DISABLE" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+@check
+def no_warning_of_torch():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours, _ = pair(mlp(28))
+        with contextlib.suppress(StopIteration):
+            square(ours, 0)
+
+
+@check
+def destroyed_and_made_again():
+    port = [free_port()]
+    dist.broadcast_object_list(port, 0)  # torch's own store may not reuse its port at once
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(port[0])
+    dist.init_process_group("gloo")
+    train(*pair(mlp(29)), 2, square)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,562 @@
+"""torch.distributed.init_process_group("paceline") without Gloo: every collective on random data.
+
+What a rank contributes follows from (check, rank), so every rank knows what the others sent.
+"""
+
+import datetime
+import itertools
+import os
+
+import no_gloo  # noqa: F401
+import torch
+import torch.distributed as dist
+from checks import check, run
+from ranks import free_port
+
+import paceline
+from paceline._torch import backend
+
+backend.register()
+MODERN = hasattr(torch, "compile")
+dist.init_process_group("paceline", timeout=datetime.timedelta(seconds=60))
+RANK, SIZE = dist.get_rank(), dist.get_world_size()
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
+ROUNDING = {torch.float32: 2**-23, torch.float64: 2**-52, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+_serial = itertools.count()
+
+
+def data(rank, shape, dtype=torch.float32, salt=0):
+    """What `rank` has: random, and known to all."""
+    generator = torch.Generator().manual_seed(7919 * salt + rank)
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=generator) < 0.5
+    if dtype.is_complex:
+        parts = torch.randn((*shape, 2), generator=generator, dtype=torch.float64)
+        return torch.view_as_complex(parts).to(dtype)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randint(0, 11, shape, generator=generator).to(dtype)
+
+
+def everyone(shape, dtype=torch.float32, salt=0):
+    return [data(r, shape, dtype, salt) for r in range(SIZE)]
+
+
+def assert_sum(result, parts, dtype, divide=1):
+    """Within SIZE roundings of the exact sum; integers exactly, modulo their width."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        assert torch.equal(result, sum(p.long() for p in parts).to(dtype))
+        return
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    exact = sum(p.to(wide) for p in parts) / divide
+    bound = sum(p.to(wide).abs() for p in parts) * SIZE * ROUNDING.get(dtype, 2**-23)
+    assert bool(((result.to(wide) - exact).abs() <= bound).all())
+
+
+def assert_same_everywhere(tensor):
+    copies = [torch.empty_like(tensor) for _ in range(SIZE)]
+    dist.all_gather(copies, tensor)
+    for copy in copies:
+        assert torch.equal(copy, copies[0])
+
+
+def raises(kind, part, function):
+    try:
+        function()
+    except kind as error:
+        assert part in str(error), str(error)
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+@check
+def sums_of_all_dtypes():
+    for dtype, shape in itertools.product(FLOATS + INTEGERS, [(7,), (3, 5), (1000,), ()]):
+        salt = next(_serial)
+        tensor = data(RANK, shape, dtype, salt)
+        dist.all_reduce(tensor)
+        assert_sum(tensor, everyone(shape, dtype, salt), dtype)
+        assert_same_everywhere(tensor)
+
+
+@check
+def complex_sums():
+    for dtype in (torch.complex64, torch.complex128):
+        salt = next(_serial)
+        tensor = data(RANK, (9,), dtype, salt)
+        dist.all_reduce(tensor)
+        assert_sum(tensor, everyone((9,), dtype, salt), dtype)
+
+
+@check
+def averages():
+    for dtype in FLOATS:
+        salt = next(_serial)
+        tensor = data(RANK, (33,), dtype, salt)
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+        assert_sum(tensor, everyone((33,), dtype, salt), dtype, divide=SIZE)
+
+
+@check
+def minima_maxima_products():
+    for dtype in FLOATS + INTEGERS:
+        salt = next(_serial)
+        parts = torch.stack(everyone((21,), dtype, salt)).double()
+        for op, exact in ((dist.ReduceOp.MIN, parts.amin(0)), (dist.ReduceOp.MAX, parts.amax(0))):
+            tensor = data(RANK, (21,), dtype, salt)
+            dist.all_reduce(tensor, op=op)
+            assert torch.equal(tensor.double(), exact)
+    for dtype in (torch.float64, torch.int64):
+        salt = next(_serial)
+        tensor = data(RANK, (21,), dtype, salt)
+        dist.all_reduce(tensor, op=dist.ReduceOp.PRODUCT)
+        exact = torch.stack(everyone((21,), dtype, salt)).prod(0)
+        torch.testing.assert_close(tensor, exact, rtol=1e-14, atol=0)
+
+
+@check
+def booleans():
+    for op, fold in ((dist.ReduceOp.MAX, torch.logical_or), (dist.ReduceOp.MIN, torch.logical_and)):
+        salt = next(_serial)
+        tensor = data(RANK, (40,), torch.bool, salt)
+        dist.all_reduce(tensor, op=op)
+        parts = everyone((40,), torch.bool, salt)
+        exact = parts[0]
+        for part in parts[1:]:
+            exact = fold(exact, part)
+        assert torch.equal(tensor, exact)
+
+
+@check
+def bitwise():
+    for op, fold in (
+        (dist.ReduceOp.BAND, torch.bitwise_and),
+        (dist.ReduceOp.BOR, torch.bitwise_or),
+        (dist.ReduceOp.BXOR, torch.bitwise_xor),
+    ):
+        salt = next(_serial)
+        tensor = data(RANK, (17,), torch.int32, salt)
+        dist.all_reduce(tensor, op=op)
+        parts = everyone((17,), torch.int32, salt)
+        exact = parts[0]
+        for part in parts[1:]:
+            exact = fold(exact, part)
+        assert torch.equal(tensor, exact)
+    raises(paceline.UnsupportedError, "integers", lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND))
+
+
+@check
+def premultiplied_sum():
+    salt = next(_serial)
+    tensor = data(RANK, (17,), torch.float64, salt)
+    op = torch._C._distributed_c10d._make_nccl_premul_sum(0.25)
+    if MODERN:
+        dist.all_reduce(tensor, op=op)
+        torch.testing.assert_close(tensor, sum(everyone((17,), torch.float64, salt)) * 0.25)
+    else:  # this torch keeps the factor to itself
+        raises(paceline.UnsupportedError, "PREMUL_SUM", lambda: dist.all_reduce(tensor, op=op))
+
+
+@check
+def non_contiguous_tensors():
+    salt = next(_serial)
+    parts = everyone((6, 8), torch.float64, salt)
+    for view in (lambda t: t.t(), lambda t: t[::2, 1:5], lambda t: t[:, 3]):
+        tensor = view(parts[RANK].clone())
+        dist.all_reduce(tensor)
+        torch.testing.assert_close(tensor, view(sum(parts)))
+        tensor = view(parts[RANK].clone())
+        dist.broadcast(tensor, 1)
+        assert torch.equal(tensor, view(parts[1]))
+        outputs = [view(torch.zeros(6, 8, dtype=torch.float64)) for _ in range(SIZE)]
+        dist.all_gather(outputs, view(parts[RANK].clone()))
+        for output, part in zip(outputs, parts):
+            assert torch.equal(output, view(part))
+    whole = parts[RANK].clone()
+    dist.all_reduce(whole[:, 2])  # the columns beside it stay as they were
+    assert torch.equal(whole[:, :2], parts[RANK][:, :2]) and torch.equal(whole[:, 3:], parts[RANK][:, 3:])
+
+
+@check
+def views_that_need_grad():
+    tensor = torch.full((3,), float(RANK), requires_grad=True)
+    with torch.no_grad():
+        dist.all_reduce(tensor)
+    assert tensor.tolist() == [sum(range(SIZE))] * 3 and tensor.requires_grad
+
+
+@check
+def empty_tensors():
+    tensor = torch.empty(0)
+    dist.all_reduce(tensor)
+    dist.broadcast(tensor, 0)
+    outputs = [torch.empty(0, 3) for _ in range(SIZE)]
+    dist.all_gather(outputs, torch.empty(0, 3))
+    dist.all_to_all_single(torch.empty(0), torch.empty(0), [0] * SIZE, [0] * SIZE)
+    assert tensor.numel() == 0
+
+
+@check
+def large_tensors():
+    salt = next(_serial)
+    tensor = data(RANK, (700_001,), torch.float32, salt)
+    dist.all_reduce(tensor)
+    assert_sum(tensor, everyone((700_001,), torch.float32, salt), torch.float32)
+
+
+@check
+def broadcasts_of_any_dtype():
+    dtypes = FLOATS + INTEGERS + [torch.bool, torch.complex64]
+    for root, dtype in itertools.product((0, SIZE - 1), dtypes):
+        salt = next(_serial)
+        tensor = data(RANK, (4, 3), dtype, salt)
+        dist.broadcast(tensor, root)
+        assert torch.equal(tensor, data(root, (4, 3), dtype, salt))
+
+
+@check
+def gathers_with_uneven_sizes():
+    for dtype in (torch.float32, torch.float16, torch.bool, torch.complex64, torch.int64):
+        salt = next(_serial)
+        outputs = [torch.zeros((r, 2), dtype=dtype) for r in range(SIZE)]
+        dist.all_gather(outputs, data(RANK, (RANK, 2), dtype, salt))
+        for r, output in enumerate(outputs):
+            assert torch.equal(output, data(r, (r, 2), dtype, salt))
+
+
+@check
+def gathers_into_one_tensor():
+    salt = next(_serial)
+    output = torch.zeros(SIZE * 3, 2)
+    dist.all_gather_into_tensor(output, data(RANK, (3, 2), salt=salt))
+    assert torch.equal(output, torch.cat(everyone((3, 2), salt=salt)))
+    stacked = torch.zeros(SIZE, 3, 2)
+    dist.all_gather_into_tensor(stacked, data(RANK, (3, 2), salt=salt))
+    assert torch.equal(stacked, torch.stack(everyone((3, 2), salt=salt)))
+
+
+@check
+def reduces_to_a_root():
+    for root in range(SIZE):
+        salt = next(_serial)
+        tensor = data(RANK, (13,), torch.float64, salt)
+        before = tensor.clone()
+        dist.reduce(tensor, root)
+        if root == RANK:
+            assert_sum(tensor, everyone((13,), torch.float64, salt), torch.float64)
+        else:
+            assert torch.equal(tensor, before)
+
+
+@check
+def reduce_scatters():
+    salt = next(_serial)
+    inputs = [data(RANK, (r + 1, 2), torch.float64, salt + 100 * r) for r in range(SIZE)]
+    output = torch.zeros(RANK + 1, 2, dtype=torch.float64)
+    dist.reduce_scatter(output, inputs)
+    exact = sum(data(r, (RANK + 1, 2), torch.float64, salt + 100 * RANK) for r in range(SIZE))
+    torch.testing.assert_close(output, exact)
+    salt = next(_serial)
+    output = torch.zeros(5, dtype=torch.float64)
+    dist.reduce_scatter_tensor(output, data(RANK, (5 * SIZE,), torch.float64, salt), op=dist.ReduceOp.AVG)
+    exact = sum(everyone((5 * SIZE,), torch.float64, salt))[5 * RANK : 5 * RANK + 5] / SIZE
+    torch.testing.assert_close(output, exact)
+
+
+@check
+def all_to_all_of_lists():
+    salt = next(_serial)
+    inputs = [data(RANK, (r + 1, 2), torch.float32, salt + 100 * r) for r in range(SIZE)]
+    outputs = [torch.zeros(RANK + 1, 2) for _ in range(SIZE)]
+    dist.all_to_all(outputs, inputs)
+    for r, output in enumerate(outputs):
+        assert torch.equal(output, data(r, (RANK + 1, 2), torch.float32, salt + 100 * RANK))
+
+
+@check
+def all_to_all_with_uneven_splits():
+    """Rank a sends (a + 2 b) % 3 rows to rank b; zero rows occur."""
+    salt = next(_serial)
+
+    def rows(a, b):
+        return (a + 2 * b) % 3
+
+    def part(a, b):
+        return data(a, (rows(a, b), 3), torch.int64, salt + 100 * b)
+
+    send, receive = [rows(RANK, b) for b in range(SIZE)], [rows(a, RANK) for a in range(SIZE)]
+    output = torch.zeros(sum(receive), 3, dtype=torch.int64)
+    dist.all_to_all_single(output, torch.cat([part(RANK, b) for b in range(SIZE)]), receive, send)
+    assert torch.equal(output, torch.cat([part(a, RANK) for a in range(SIZE)]))
+    even = torch.zeros(SIZE * 2)
+    dist.all_to_all_single(even, torch.arange(SIZE * 2.0) + 100 * RANK)
+    exact = torch.cat([torch.arange(SIZE * 2.0)[2 * RANK : 2 * RANK + 2] + 100 * a for a in range(SIZE)])
+    assert torch.equal(even, exact)
+
+
+@check
+def gather_and_scatter():
+    for root in (0, SIZE - 1):
+        salt = next(_serial)
+        outputs = [torch.zeros(3, 2) for _ in range(SIZE)] if root == RANK else None
+        dist.gather(data(RANK, (3, 2), salt=salt), outputs, root)
+        if root == RANK:
+            for output, part in zip(outputs, everyone((3, 2), salt=salt)):
+                assert torch.equal(output, part)
+        received = torch.zeros(3, 2)
+        dist.scatter(received, everyone((3, 2), salt=salt) if root == RANK else None, root)
+        assert torch.equal(received, data(RANK, (3, 2), salt=salt))
+
+
+@check
+def barriers():
+    dist.barrier()
+    work = dist.barrier(async_op=True)
+    work.wait()
+    if MODERN:
+        dist.monitored_barrier(timeout=datetime.timedelta(seconds=30))
+
+
+@check
+def asynchronous_operations():
+    salt = next(_serial)
+    tensors = [data(RANK, (50 + i,), torch.float64, salt + i) for i in range(20)]
+    works = [dist.all_reduce(t, async_op=True) for t in tensors]
+    for work in reversed(works):
+        assert work.wait()
+        assert work.is_completed() and work.is_success()
+    for i, tensor in enumerate(tensors):
+        torch.testing.assert_close(tensor, sum(everyone((50 + i,), torch.float64, salt + i)))
+
+
+@check
+def futures_and_callbacks():
+    salt = next(_serial)
+    tensor = data(RANK, (50,), torch.float64, salt)
+    work = dist.all_reduce(tensor, async_op=True)
+    doubled = work.get_future().then(lambda f: f.value()[0] * 2)
+    exact = sum(everyone((50,), torch.float64, salt))
+    torch.testing.assert_close(doubled.wait(), 2 * exact)
+    work.wait()
+    torch.testing.assert_close(tensor, exact)
+
+
+@check
+def work_that_nobody_waits_for():
+    import gc
+
+    for _ in range(10):
+        dist.all_reduce(torch.randn(10_000), async_op=True)
+    gc.collect()
+    dist.barrier()
+
+
+@check
+def point_to_point():
+    right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    salt = next(_serial)
+    for dtype in (torch.float32, torch.bfloat16, torch.bool):
+        tensor, received = data(RANK, (5, 2), dtype, salt), torch.zeros(5, 2, dtype=dtype)
+        send, receive = dist.isend(tensor, right), dist.irecv(received, left)
+        receive.wait()
+        send.wait()
+        assert torch.equal(received, data(left, (5, 2), dtype, salt))
+    if RANK == 0:
+        dist.send(torch.arange(6.0).view(2, 3).t(), 1)
+    elif RANK == 1:
+        whole = torch.zeros(3, 4)
+        dist.recv(whole[:, ::2], 0)
+        assert torch.equal(whole[:, ::2], torch.arange(6.0).view(2, 3).t())
+
+
+@check
+def tags_keep_messages_apart():
+    if RANK == 0:
+        works = [dist.isend(torch.full((3,), float(tag)), 1, tag=tag) for tag in (5, 6, 7)]
+        for work in works:
+            work.wait()
+    elif RANK == 1:
+        for tag in (7, 5, 6):
+            received = torch.zeros(3)
+            dist.recv(received, 0, tag=tag)
+            assert received.tolist() == [tag] * 3
+
+
+@check
+def batches_of_point_to_point():
+    right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    received = torch.zeros(4)
+    operations = [
+        dist.P2POp(dist.isend, torch.full((4,), float(RANK)), right),
+        dist.P2POp(dist.irecv, received, left),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert received.tolist() == [left] * 4
+
+
+@check
+def receiving_from_anyone_is_a_named_error():
+    raises(paceline.UnsupportedError, "name the source", lambda: dist.recv(torch.zeros(1)))
+
+
+@check
+def objects():
+    gathered = [None] * SIZE
+    dist.all_gather_object(gathered, {"rank": RANK, "text": "ä" * RANK})
+    assert gathered == [{"rank": r, "text": "ä" * r} for r in range(SIZE)]
+    sent = [{"from": 1}, (1, 2), None] if RANK == 1 else [None] * 3
+    dist.broadcast_object_list(sent, 1)
+    assert sent == [{"from": 1}, (1, 2), None]
+    collected = [None] * SIZE if RANK == 0 else None
+    dist.gather_object("x" * (RANK + 1), collected, 0)
+    assert RANK or collected == ["x" * (r + 1) for r in range(SIZE)]
+    mine = [None]
+    dist.scatter_object_list(mine, [f"for {r}" for r in range(SIZE)] if RANK == 0 else None, 0)
+    assert mine == [f"for {RANK}"]
+
+
+@check
+def groups():
+    evens, odds = dist.new_group(list(range(0, SIZE, 2))), dist.new_group(list(range(1, SIZE, 2)))
+    mine, members = (odds, range(1, SIZE, 2)) if RANK % 2 else (evens, range(0, SIZE, 2))
+    for _ in range(3):
+        salt = next(_serial)
+        tensor = data(RANK, (8,), torch.float64, salt)
+        dist.all_reduce(tensor, group=mine)
+        torch.testing.assert_close(tensor, sum(data(r, (8,), torch.float64, salt) for r in members))
+    root = max(members)
+    tensor = torch.full((2,), float(RANK))
+    dist.broadcast(tensor, root, group=mine)
+    assert tensor.tolist() == [root] * 2
+    assert dist.get_rank(mine) == list(members).index(RANK)
+    gathered = [None] * len(members)
+    dist.all_gather_object(gathered, RANK, group=mine)
+    assert gathered == list(members)
+    everyone_again = dist.new_group(list(range(SIZE)))
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=everyone_again)
+    assert tensor.item() == SIZE
+    if MODERN:
+        dist.destroy_process_group(everyone_again)
+
+
+@check
+def operations_on_two_groups_interleave():
+    first, second = dist.new_group(list(range(SIZE))), dist.new_group(list(range(SIZE)))
+    tensors = [torch.full((100,), float(RANK + i)) for i in range(8)]
+    mine = {}
+    for i in range(0, 8, 2):  # each group's operations come in one order on all ranks; the groups' orders differ
+        pair = [(first, i), (second, i + 1)]
+        for group, j in pair if RANK % 2 else reversed(pair):
+            mine[j] = dist.all_reduce(tensors[j], group=group, async_op=True)
+    for work in mine.values():
+        work.wait()
+    for i, tensor in enumerate(tensors):
+        assert tensor[0].item() == sum(r + i for r in range(SIZE))
+
+
+@check
+def coalesced_operations():
+    tensors = [torch.full((3,), float(RANK)), torch.full((2, 2), 2.0 * RANK)]
+    dist.all_reduce_coalesced(tensors)
+    total = sum(range(SIZE))
+    assert tensors[0].tolist() == [total] * 3 and tensors[1][0, 0].item() == 2 * total
+    rows = [[torch.zeros(2), torch.zeros(3)] for _ in range(SIZE)]
+    dist.all_gather_coalesced(rows, [torch.full((2,), float(RANK)), torch.full((3,), -float(RANK))])
+    assert [row[1][0].item() for row in rows] == [-float(r) for r in range(SIZE)]
+    if not MODERN:
+        return
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    assert tensors[0][0].item() == total * SIZE
+    outputs = [torch.zeros(SIZE * 2), torch.zeros(SIZE * 3)]
+    with dist._coalescing_manager():
+        for n, output in zip((2, 3), outputs):
+            dist.all_gather_into_tensor(output, torch.full((n,), float(RANK)))
+    assert outputs[1].view(SIZE, 3)[:, 0].tolist() == [float(r) for r in range(SIZE)]
+    scattered = [torch.zeros(2), torch.zeros(3)]
+    with dist._coalescing_manager():
+        for output in scattered:
+            dist.reduce_scatter_tensor(output, torch.ones(output.numel() * SIZE))
+    assert scattered[1].tolist() == [SIZE] * 3
+
+
+@check
+def wrong_sizes_are_refused_here():
+    raises(Exception, "", lambda: dist.all_gather([torch.zeros(2)] * (SIZE - 1), torch.zeros(2)))
+    group = dist.distributed_c10d._get_default_group()
+    opts = torch._C._distributed_c10d.AllToAllOptions()
+    wrong = [1] * SIZE
+    method = getattr(group, "all_to_all_single", None) or group.alltoall_base
+    raises(
+        paceline.InvalidArgumentError,
+        "split sizes",
+        lambda: method(torch.zeros(SIZE), torch.zeros(SIZE + 1), wrong, wrong, opts),
+    )
+
+
+@check
+def dtypes_that_dont_reduce_are_named():
+    if hasattr(torch, "float8_e4m3fn"):
+        eight = torch.ones(4).to(torch.float8_e4m3fn)
+        raises(paceline.UnsupportedError, "float8", lambda: dist.all_reduce(eight))
+        dist.broadcast(eight, 0)  # moving them is fine
+
+
+@check
+def sparse_sums():
+    indices = torch.tensor([[RANK, RANK + 1, 0]])
+    sparse = torch.sparse_coo_tensor(indices, torch.ones(3, 2) * (RANK + 1), (SIZE + 1, 2))
+    exact = sum(
+        torch.sparse_coo_tensor(torch.tensor([[r, r + 1, 0]]), torch.ones(3, 2) * (r + 1), (SIZE + 1, 2)).to_dense()
+        for r in range(SIZE)
+    )
+    dist.all_reduce(sparse)
+    assert torch.equal(sparse.to_dense(), exact)
+
+
+@check
+def a_rank_without_the_gpu_path_says_so():
+    from paceline._torch.dtypes import require_cpu
+
+    raises(paceline.UnsupportedError, "cpu:paceline,meta:nccl", lambda: require_cpu([torch.empty(1, device="meta")]))
+
+
+@check
+def torchs_own_error_type_catches_ours():
+    if hasattr(dist, "DistBackendError"):
+        raises(dist.DistBackendError, "name the source", lambda: dist.recv(torch.zeros(1)))
+    raises(RuntimeError, "name the source", lambda: dist.recv(torch.zeros(1)))
+
+
+@check
+def what_older_torch_lacks_is_torchs_own_error():
+    """1.13 has no coalesced into-tensor forms: its Python front end never calls them, ours stand ready."""
+    group = dist.distributed_c10d._get_default_group()
+    if not MODERN:
+        outputs = [torch.zeros(SIZE), torch.zeros(2 * SIZE)]
+        opts = torch._C._distributed_c10d.AllgatherOptions()
+        group.allgather_into_tensor_coalesced(outputs, [torch.ones(1), torch.ones(2)], opts).wait()
+        assert outputs[1].tolist() == [1.0] * (2 * SIZE)
+        raises(RuntimeError, "GLOO", dist.monitored_barrier)  # torch itself asks for Gloo by name there
+
+
+@check
+def destroyed_and_made_again():
+    port = [free_port()]
+    dist.broadcast_object_list(port, 0)  # torch's own store may not reuse its port at once
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(port[0])
+    dist.init_process_group("paceline", timeout=datetime.timedelta(seconds=60))
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [SIZE] * 2
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run()
