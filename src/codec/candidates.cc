@@ -1,36 +1,56 @@
 #include "codec/candidates.h"
 
-#include <bit>
 #include <cassert>
 
 #include "codec/rank_select.h"
-#include "device/cpu/select.h"
 
 namespace paceline::codec::topk {
 
-uint32_t Candidates::shrink(std::span<const ResidualRun> runs) {
+namespace {
+
+/// Rests lie far apart in memory: each is asked for some stores ahead.
+void put_back(std::span<const ResidualRun> runs, std::span<const uint32_t> index,
+              const float* value) {
+  constexpr std::size_t kAhead = 16;
+  RestCursor rest(runs);
+  RestCursor ahead(runs);
+  for (std::size_t i = 0; i < index.size(); ++i) {
+    if (i + kAhead < index.size()) __builtin_prefetch(&ahead.at(index[i + kAhead]), 1);
+    rest.at(index[i]) = value[i];
+  }
+}
+
+}  // namespace
+
+uint32_t Candidates::shrink(std::span<const ResidualRun> runs, uint32_t floor) {
   if (size_ < keep_) return 1;
-  thread_local Scratch<uint32_t> magnitudes;
-  uint32_t* keys = magnitudes.room(size_);
-  cpu::add_magnitudes(value_, nullptr, size_, keys);
-  const RankSelect cut = rank_select({keys, size_}, keep_);
+  const RankSelect cut = rank_select(value(), keep_, floor);
   if (size_ == keep_) return cut.key + 1;
   uint64_t ties = keep_ - cut.above;  // entries equal to the cut that stay
-  RestCursor rest(runs);
+  const uint64_t leaving = size_ - keep_;
+  thread_local Scratch<uint32_t> leaving_index;
+  thread_local Scratch<float> leaving_value;
+  // Both lists are written for every entry and only one is advanced: no branch to mispredict.
+  uint32_t* out_index = leaving_index.room(leaving + 1);
+  float* out_value = leaving_value.room(leaving + 1);
   uint64_t kept = 0;
+  uint64_t left = 0;
   for (uint64_t i = 0; i < size_; ++i) {
-    bool stays = keys[i] > cut.key;
-    if (keys[i] == cut.key && ties > 0) {
-      stays = true;
-      --ties;
-    }
-    if (stays) {
-      index_[kept] = index_[i];
-      value_[kept++] = value_[i];
-    } else {
-      rest.at(index_[i]) = value_[i];
-    }
+    const uint32_t position = index_[i];
+    const float value = value_[i];
+    const uint32_t key = magnitude_bits(value);
+    const bool tie = key == cut.key && ties > 0;
+    const bool stays = key > cut.key || tie;
+    ties -= tie ? 1 : 0;
+    index_[kept] = position;
+    value_[kept] = value;
+    out_index[left] = position;
+    out_value[left] = value;
+    kept += stays ? 1 : 0;
+    left += stays ? 0 : 1;
   }
+  assert(left == leaving);
+  put_back(runs, {out_index, leaving}, out_value);
   assert(kept == keep_);
   size_ = kept;
   return cut.key + 1;

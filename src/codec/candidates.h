@@ -65,7 +65,8 @@ class Candidates {
   /// Drops all but the `keep` largest. Returns the threshold (bits of a magnitude) that a later
   /// entry must reach to have a chance: one above the smallest kept when there are `keep` of them,
   /// else 1.
-  uint32_t shrink(std::span<const ResidualRun> runs);
+  /// `floor`: bits that no entry lies below (a hint that saves time; 0 if unknown).
+  uint32_t shrink(std::span<const ResidualRun> runs, uint32_t floor);
   /// Takes over `other`'s entries, in the order of positions. Room must suffice.
   void merge(const Candidates& other);
 

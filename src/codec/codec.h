@@ -44,7 +44,7 @@ void decode_reduce_dense(const plan::CodecSpec& spec, ReduceOp op, const std::by
 //
 // With float32 values an element that travels leaves 0 behind. With fp16_values it leaves what the
 // rounding to fp16 left, exactly; values share a power of two chosen from the largest, so nothing
-// overflows, and what is below 2^-38 of the largest stays behind whole. The wire format is drawn in
+// overflows, and what is below 2^-34 of the largest stays behind whole. The wire format is drawn in
 // topk_format.h.
 
 /// Residual storage of one contiguous run of a parameter: `before` is read, `after` is written;

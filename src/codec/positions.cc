@@ -4,6 +4,7 @@
 #include <bit>
 #include <cassert>
 #include <cstring>
+#include <vector>
 
 namespace paceline::codec::topk {
 
@@ -33,34 +34,26 @@ uint64_t BitWriter::finish() {
 
 namespace {
 
-/// Bits that the block's entries take with parameter `rice`, without the block's header.
-uint64_t block_cost(std::span<const uint32_t> positions, uint32_t start, int rice) {
-  uint64_t quotients = 0;
-  uint32_t next = start;
-  for (const uint32_t position : positions) {
-    quotients += (position - next) >> rice;
-    next = position + 1;
-  }
-  return quotients + positions.size() * static_cast<uint64_t>(rice + 1);
-}
-
-/// The best of the parameters around the mean gap's logarithm, and `fallback`, which bounds the
-/// whole encoding.
-int choose_rice(std::span<const uint32_t> positions, uint32_t start, int fallback) {
-  if (positions.empty()) return 0;
-  const uint64_t mean = (positions.back() - start + 1 - positions.size()) / positions.size();
-  const int middle = std::max(0, static_cast<int>(std::bit_width(mean)) - 1);
-  int best = fallback;
-  uint64_t least = block_cost(positions, start, fallback);
-  for (int rice = std::max(0, middle - 1); rice <= std::min(kMaxRice, middle + 1); ++rice) {
-    if (rice == fallback) continue;
-    const uint64_t cost = block_cost(positions, start, rice);
+/// The best of three parameters around the mean gap's logarithm, and of `fallback`, which bounds the whole encoding.
+int choose_rice(std::span<const uint32_t> gaps, int fallback) {
+  if (gaps.empty()) return 0;
+  uint32_t sum = 0;  // of a block's gaps: below 65,536
+  for (const uint32_t gap : gaps) sum += gap;
+  const auto mean = sum / static_cast<uint32_t>(gaps.size());
+  const int middle = std::clamp(static_cast<int>(std::bit_width(mean)) - 1, 1, kMaxRice - 1);
+  const int rice[4] = {fallback, middle - 1, middle, middle + 1};
+  int best = 0;
+  uint64_t least = UINT64_MAX;
+  for (int i = 0; i < 4; ++i) {
+    uint32_t quotients = 0;
+    for (const uint32_t gap : gaps) quotients += gap >> rice[i];
+    const uint64_t cost = quotients + gaps.size() * static_cast<uint64_t>(rice[i] + 1);
     if (cost < least) {
       least = cost;
-      best = rice;
+      best = i;
     }
   }
-  return best;
+  return rice[best];
 }
 
 }  // namespace
@@ -68,19 +61,24 @@ int choose_rice(std::span<const uint32_t> positions, uint32_t start, int fallbac
 uint64_t encode_positions(std::span<const uint32_t> positions, uint64_t elements, std::byte* out) {
   const int fallback = best_rice(elements, positions.size());
   BitWriter writer(out);
+  std::vector<uint32_t> gap_memory;
   std::size_t at = 0;
   for (uint64_t start = 0; start < elements; start += kBlockElements) {
     const uint64_t end = std::min(start + kBlockElements, elements);
     std::size_t stop = at;
     while (stop < positions.size() && positions[stop] < end) ++stop;
-    const auto block = positions.subspan(at, stop - at);
-    const int rice = choose_rice(block, static_cast<uint32_t>(start), fallback);
-    writer.put(static_cast<uint64_t>(rice) | static_cast<uint64_t>(block.size()) << kRiceBits,
-               kRiceBits + kCountBits);
+    gap_memory.resize(stop - at);
     auto next = static_cast<uint32_t>(start);
+    for (uint32_t& gap : gap_memory) {
+      gap = positions[at] - next;
+      next = positions[at++] + 1;
+    }
+    const std::span<const uint32_t> gaps = gap_memory;
+    const int rice = choose_rice(gaps, fallback);
+    writer.put(static_cast<uint64_t>(rice) | static_cast<uint64_t>(gaps.size()) << kRiceBits,
+               kRiceBits + kCountBits);
     const uint32_t low_mask = (1U << rice) - 1;
-    for (const uint32_t position : block) {
-      const uint32_t gap = position - next;
+    for (const uint32_t gap : gaps) {
       const uint32_t quotient = gap >> rice;
       if (quotient + 1 + static_cast<uint32_t>(rice) <= 56) {
         writer.put((uint64_t{gap & low_mask} << 1 | 1) << quotient,
@@ -89,9 +87,7 @@ uint64_t encode_positions(std::span<const uint32_t> positions, uint64_t elements
         writer.put_unary(quotient);
         writer.put(gap & low_mask, rice);
       }
-      next = position + 1;
     }
-    at = stop;
   }
   return writer.finish();
 }

@@ -1,19 +1,22 @@
-// The r-th largest of many integers, by counting digits.
+// The r-th largest of many magnitudes, by counting.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <span>
 
 namespace paceline::codec {
 
+/// |value| as bits: orders like the magnitude (NaN above infinity), below 2^31.
+inline uint32_t magnitude_bits(float value) { return std::bit_cast<uint32_t>(value) & 0x7FFFFFFFU; }
+
 struct RankSelect {
-  uint32_t key = 0;    ///< the rank-th largest key
-  uint64_t above = 0;  ///< keys greater than it; less than rank
+  uint32_t key = 0;    ///< magnitude_bits of the rank-th largest
+  uint64_t above = 0;  ///< values of greater magnitude; less than rank
 };
 
-/// `keys` are below 2^31; 1 <= rank <= keys.size(). Three passes at most, whatever the values are:
-/// the histogram of the upper 11 bits says in which bin the rank lies, the next 10 bits of that
-/// bin's keys where in it, and so on.
-RankSelect rank_select(std::span<const uint32_t> keys, uint64_t rank);
+/// 1 <= rank <= values.size(). Two passes when the answer lies within a factor of 2 above `floor` (bits that no
+/// magnitude lies below; 0 if unknown), else five at most, whatever the values are.
+RankSelect rank_select(std::span<const float> values, uint64_t rank, uint32_t floor = 0);
 
 }  // namespace paceline::codec

@@ -110,6 +110,7 @@ class ValueReader {
 };
 
 [[gnu::noinline]] Status add_entries(const Encoding& e, std::span<float> dst) {
+  constexpr uint32_t kAhead = 32;
   topk::PositionReader positions(e.positions, e.elements);
   ValueReader values(e);
   uint64_t seen = 0;
@@ -118,12 +119,19 @@ class ValueReader {
     if (here > e.entries - seen)
       return corrupted("its blocks have more entries than its header says");
     seen += here;
-    for (uint32_t i = 0; i < here; ++i) {
-      uint64_t position = 0;
-      if (!positions.next(position)) return corrupted(positions.finish());
-      const float value = values.next();
-      if (!values.finite()) return corrupted("a value is not finite");
-      dst[position] += value;
+    for (uint32_t i = 0; i < here; i += kAhead) {
+      const uint32_t group = std::min<uint32_t>(kAhead, here - i);
+      // The elements lie far apart in memory: ask for a group of them, then add.
+      uint64_t at[kAhead];
+      for (uint32_t j = 0; j < group; ++j) {
+        if (!positions.next(at[j])) return corrupted(positions.finish());
+        __builtin_prefetch(&dst[at[j]], 1);
+      }
+      for (uint32_t j = 0; j < group; ++j) {
+        const float value = values.next();
+        if (!values.finite()) return corrupted("a value is not finite");
+        dst[at[j]] += value;
+      }
     }
   }
   if (const char* wrong = positions.finish(); *wrong != '\0') return corrupted(wrong);

@@ -8,9 +8,12 @@
 // 3. When fewer than k were found (the guess was too high), at most two more passes, over the rest
 // alone, fetch what
 //    is missing: with a lower guess, then with every number that isn't zero.
+//    fp16 values leave in the rest what their rounding left over. The pass does that on the way, in units that the
+//    sample's largest magnitude suggests; where that was far too small, it is done again for what travels.
 // 4. The k largest of the candidates stay. They are exactly the k largest of all, whatever the
 // guess was.
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cmath>
 #include <cstring>
@@ -38,6 +41,9 @@ constexpr uint32_t kInfinityBits = 0x7F800000;
 /// a step later.
 constexpr uint64_t kStreamElements = uint64_t{1} << 20;
 
+/// fp16 values: the sample's largest is brought to [2^10, 2^11), so that one 16 times as large still fits.
+constexpr int kSampleTop = 10;
+
 struct Memory {
   topk::Scratch<uint32_t> index;
   topk::Scratch<float> value;
@@ -50,22 +56,35 @@ uint64_t room_for(uint64_t keep, uint64_t elements) {
   return std::min(2 * keep, elements) + kTile + cpu::kSelectSlack;
 }
 
-/// One pass in tiles: candidates of |gradient + before| (`gradient` null: of |after|) at or above
-/// `threshold`. Returns the bits of the largest magnitude; stops early on an Inf or NaN.
-uint32_t collect(const float* gradient, std::span<const ResidualRun> runs, uint32_t threshold,
-                 bool stream, Candidates& found) {
+/// What is asked of a pass over all runs.
+struct PassRequest {
+  const float* gradient = nullptr;  ///< null: |after| alone is looked through
+  uint32_t threshold = 1;
+  bool stream = false;
+  bool halves = false;
+  int exponent = 0;
+};
+
+/// One pass in tiles: collects what reaches the threshold. Returns the bits of the largest magnitude; stops early on an
+/// Inf or NaN.
+uint32_t collect(const PassRequest& request, std::span<const ResidualRun> runs, Candidates& found) {
   uint32_t largest = 0;
   uint64_t begin = 0;
+  cpu::SelectInput in;
+  in.threshold = request.threshold;
+  in.halves = request.halves;
+  in.half_exponent = request.exponent;
+  in.stream = request.stream;
   for (const auto& run : runs) {
     for (uint64_t at = 0; at < run.elements; at += kTile) {
-      const uint64_t length = std::min(kTile, run.elements - at);
-      if (found.room() < length + cpu::kSelectSlack)
-        threshold = std::max(threshold, found.shrink(runs));
-      const float* source = gradient != nullptr ? gradient + begin + at : run.after + at;
-      const float* before = gradient != nullptr ? run.before + at : nullptr;
-      const auto tile =
-          cpu::add_select(source, before, run.after + at, length, static_cast<uint32_t>(begin + at),
-                          threshold, stream, found.index_end(), found.value_end());
+      in.elements = std::min(kTile, run.elements - at);
+      if (found.room() < in.elements + cpu::kSelectSlack)
+        in.threshold = std::max(in.threshold, found.shrink(runs, request.threshold));
+      in.rest = run.after + at;
+      in.gradient = request.gradient != nullptr ? request.gradient + begin + at : in.rest;
+      in.residual = request.gradient != nullptr ? run.before + at : nullptr;
+      in.first_index = static_cast<uint32_t>(begin + at);
+      const auto tile = cpu::add_select(in, found.index_end(), found.value_end());
       found.add(tile.found);
       largest = std::max(largest, tile.largest);
       if (largest >= kInfinityBits) return largest;
@@ -75,7 +94,8 @@ uint32_t collect(const float* gradient, std::span<const ResidualRun> runs, uint3
   return largest;
 }
 
-/// Step 3: brings `found`, which holds fewer than `keep`, up to `keep` or to all that isn't zero.
+/// Step 3: brings `found`, which holds fewer than `keep`, up to `keep` or to all that isn't zero. What was found left
+/// zeros in the rest.
 void collect_missing(std::span<const ResidualRun> runs, uint64_t elements, uint64_t keep,
                      uint32_t threshold, Memory& memory, Candidates& found) {
   // A lower guess: two octaves catch a sampling error; 1 is every number but zero.
@@ -85,8 +105,10 @@ void collect_missing(std::span<const ResidualRun> runs, uint64_t elements, uint6
     const uint64_t missing = keep - found.size();
     const uint64_t room = room_for(missing, elements);
     Candidates more(memory.more_index.room(room), memory.more_value.room(room), room, missing);
-    collect(nullptr, runs, next, false, more);
-    more.shrink(runs);
+    PassRequest request;
+    request.threshold = next;
+    collect(request, runs, more);
+    more.shrink(runs, next);
     found.merge(more);
     if (next == 1) return;
   }
@@ -109,45 +131,42 @@ void write_header(const Header& header, std::byte* dst) {
   std::memcpy(dst + 16, &header.entries, 8);
 }
 
-float largest_magnitude(std::span<const float> values) {
-  float largest = 0;
-  for (const float v : values) largest = std::max(largest, std::abs(v));
-  return largest;
+/// The largest float with 11 bits: what lies beyond would round to 2^128, which isn't a float. Its excess stays.
+constexpr float kHalfLimit = 0x1.FFCp127F;
+
+/// The power of two that brings `largest` to [2^top, 2^(top + 1)).
+int exponent_for(float largest, int top) {
+  if (largest == 0 || !std::isfinite(largest)) return 0;
+  return std::clamp(top - std::ilogb(largest), topk::kMinExponent, topk::kMaxExponent);
 }
 
-/// The power of two that brings the largest value to [2^14, 2^15): nothing overflows (fp16 ends at
-/// 65,504), and everything above 2^-38 of the largest keeps some bits.
-int choose_exponent(float largest) {
-  if (largest == 0) return 0;
-  return std::clamp(14 - std::ilogb(largest), topk::kMinExponent, topk::kMaxExponent);
+/// True when fp16 numbers in units of 2^-exponent reach `largest`: below 2^15, for fp16 ends at 65,504.
+bool halves_reach(float largest, int exponent) {
+  return largest <= kHalfLimit && (largest == 0 || std::ilogb(largest) + exponent <= 14);
 }
 
-/// Writes the values as fp16 and what the rounding left over as the rest. Exact: value · 2^exponent
-/// is (or is so small that its half is 0 anyway), the half differs from it by at most half a unit
-/// of the half's last place, and that difference, a multiple of the float's last place, fits into
-/// 24 bits.
-int16_t write_halves(const Candidates& kept, std::span<const ResidualRun> runs, Memory& memory,
-                     std::byte* dst) {
-  // The largest float with 11 bits: what lies beyond would round to 2^128, which isn't a float. Its
-  // excess stays.
-  constexpr float kLimit = 0x1.FFCp127F;
-  const auto values = kept.value();
-  const float largest = largest_magnitude(values);
-  const int exponent = choose_exponent(largest);
-  const float scale = std::ldexp(1.0f, exponent);
-  float* sent = memory.sent.room(values.size());
-  const float* source = values.data();
-  if (largest > kLimit) {
-    for (std::size_t i = 0; i < values.size(); ++i)
-      sent[i] = std::clamp(values[i], -kLimit, kLimit);
-    source = sent;
-  }
-  cpu::narrow(DType::kFloat16, dst, source, scale, values.size());
-  cpu::widen(DType::kFloat16, sent, dst, scale, values.size());
+/// Stores `fn(i)` as the rest of the i-th entry kept.
+template <class Fn>
+void set_rest(const Candidates& kept, std::span<const ResidualRun> runs, Fn fn) {
   topk::RestCursor rest(runs);
   const auto index = kept.index();
-  for (std::size_t i = 0; i < values.size(); ++i) rest.at(index[i]) = values[i] - sent[i];
-  return static_cast<int16_t>(exponent);
+  for (std::size_t i = 0; i < index.size(); ++i) rest.at(index[i]) = fn(i);
+}
+
+/// Writes the values as fp16 where the pass didn't know the right exponent, and leaves in the rest what the rounding
+/// left over. Returns the exponent.
+int write_halves_again(const Candidates& kept, std::span<const ResidualRun> runs, float largest,
+                       Memory& memory, std::byte* dst) {
+  const int exponent = exponent_for(largest, 14);
+  const float scale = std::ldexp(1.0F, exponent);
+  const auto values = kept.value();
+  float* sent = memory.sent.room(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i)
+    sent[i] = std::clamp(values[i], -kHalfLimit, kHalfLimit);
+  cpu::narrow(DType::kFloat16, dst, sent, scale, values.size());
+  cpu::widen(DType::kFloat16, sent, dst, scale, values.size());
+  set_rest(kept, runs, [&](std::size_t i) { return values[i] - sent[i]; });
+  return exponent;
 }
 
 EncodedTopK write_non_finite(std::span<const ResidualRun> runs, uint64_t elements, std::byte* dst) {
@@ -169,24 +188,36 @@ EncodedTopK write_non_finite(std::span<const ResidualRun> runs, uint64_t element
   }
   assert(elements <= topk::kMaxElements);
 
-  const uint32_t threshold = topk::guess_threshold(gradient, runs, keep);
-  if (threshold >= kInfinityBits) return write_non_finite(runs, elements, dst);
+  const topk::Guess guess = topk::guess_threshold(gradient, runs, keep);
+  if (guess.threshold >= kInfinityBits) return write_non_finite(runs, elements, dst);
   const uint64_t room = room_for(keep, elements);
   Candidates found(memory.index.room(room), memory.value.room(room), room, keep);
-  const uint32_t largest =
-      collect(gradient.data(), runs, threshold, elements >= kStreamElements, found);
-  if (largest >= kInfinityBits) return write_non_finite(runs, elements, dst);
-  if (found.size() < keep && threshold > 1)
-    collect_missing(runs, elements, keep, threshold, memory, found);
-  found.shrink(runs);
+  PassRequest pass{gradient.data(), guess.threshold, elements >= kStreamElements, spec.fp16_values,
+                   exponent_for(guess.largest, kSampleTop)};
+  const uint32_t largest_bits = collect(pass, runs, found);
+  if (largest_bits >= kInfinityBits) return write_non_finite(runs, elements, dst);
+  const auto largest = std::bit_cast<float>(largest_bits);
+  bool halves_done = spec.fp16_values && halves_reach(largest, pass.exponent);
+  if (found.size() < keep && guess.threshold > 1) {
+    if (spec.fp16_values) set_rest(found, runs, [](std::size_t) { return 0.0F; });
+    halves_done = false;
+    collect_missing(runs, elements, keep, guess.threshold, memory, found);
+  }
+  if (found.size() > keep) found.shrink(runs, guess.threshold);
 
   header.entries = found.size();
   std::byte* values = dst + topk::kHeaderBytes;
-  if (spec.fp16_values)
-    header.exponent = write_halves(found, runs, memory, values);
-  else if (found.size() > 0)
-    std::memcpy(values, found.value().data(), found.size() * sizeof(float));
   const uint64_t value_bytes = found.size() * (spec.fp16_values ? 2 : 4);
+  if (halves_done) {
+    header.exponent = static_cast<int16_t>(pass.exponent);
+    cpu::narrow(DType::kFloat16, values, found.value().data(), std::ldexp(1.0F, pass.exponent),
+                found.size());
+  } else if (spec.fp16_values) {
+    header.exponent =
+        static_cast<int16_t>(write_halves_again(found, runs, largest, memory, values));
+  } else if (found.size() > 0) {
+    std::memcpy(values, found.value().data(), value_bytes);
+  }
   const uint64_t position_bytes =
       found.size() == 0 ? 0 : topk::encode_positions(found.index(), elements, values + value_bytes);
   write_header(header, dst);

@@ -6,7 +6,7 @@
 
 #include "codec/candidates.h"
 #include "codec/rank_select.h"
-#include "device/cpu/select.h"
+#include "device/cpu/kernels.h"
 
 namespace paceline::codec::topk {
 namespace {
@@ -14,67 +14,91 @@ namespace {
 constexpr uint64_t kGroup = 16;
 /// At least so many sampled elements should lie above the threshold: 5 % standard error.
 constexpr uint64_t kWantedAbove = 400;
+/// And at least one in so many elements is sampled.
+constexpr uint64_t kSparsest = 512;
+/// Groups whose memory is asked for ahead of their use.
+constexpr uint64_t kAhead = 12;
 
 uint64_t sample_size(uint64_t elements, uint64_t keep) {
-  const double for_accuracy =
-      static_cast<double>(kWantedAbove) * static_cast<double>(elements) / static_cast<double>(keep);
-  const double wanted = std::max(for_accuracy, static_cast<double>(elements) / 128);
-  if (wanted >= static_cast<double>(elements) / 2 || elements <= 4096) return elements;
+  const double all = static_cast<double>(elements);
+  const double wanted = std::max(kWantedAbove * all / static_cast<double>(keep), all / kSparsest);
+  if (wanted >= all / 2 || elements <= 4096) return elements;
   return static_cast<uint64_t>(wanted);
 }
 
-/// Magnitudes of `groups` stretches of kGroup elements; returns how many were written.
-uint64_t take_sample(std::span<const float> gradient, std::span<const ResidualRun> runs,
-                     uint64_t groups, uint32_t* out) {
-  const double stratum = static_cast<double>(gradient.size()) / static_cast<double>(groups);
+/// Where the groups begin, ascending.
+void draw_groups(uint64_t elements, std::span<uint64_t> groups) {
+  const double stratum = static_cast<double>(elements) / static_cast<double>(groups.size());
+  const auto width = static_cast<uint64_t>(
+      stratum);            // at least 2 groups: half of the elements are sampled at most
   std::mt19937_64 random;  // its sequence is the same everywhere
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    groups[i] =
+        static_cast<uint64_t>(static_cast<double>(i) * stratum) + random() % (width - kGroup + 1);
+}
+
+/// Sums at the groups; returns how many.
+uint64_t take_sample(std::span<const float> gradient, std::span<const ResidualRun> runs,
+                     std::span<const uint64_t> groups, float* out) {
   std::size_t run = 0;
   uint64_t begin = 0;
   uint64_t taken = 0;
-  for (uint64_t i = 0; i < groups; ++i) {
-    const auto low = static_cast<uint64_t>(static_cast<double>(i) * stratum);
-    const auto width = static_cast<uint64_t>(stratum);
-    const uint64_t at = low + random() % (width > kGroup ? width - kGroup + 1 : 1);
-    if (at >= gradient.size()) break;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const uint64_t at = groups[i];
     while (at >= begin + runs[run].elements) begin += runs[run++].elements;
+    const auto& here = runs[run];
+    if (i + kAhead < groups.size()) {
+      const uint64_t ahead = groups[i + kAhead];
+      __builtin_prefetch(gradient.data() + ahead);
+      if (ahead < begin + here.elements) __builtin_prefetch(here.before + (ahead - begin));
+    }
     const uint64_t offset = at - begin;
-    const uint64_t length = std::min(kGroup, runs[run].elements - offset);
-    cpu::add_magnitudes(gradient.data() + at, runs[run].before + offset, length, out + taken);
+    const uint64_t length = std::min(kGroup, here.elements - offset);
+    for (uint64_t j = 0; j < length; ++j)
+      out[taken + j] = gradient[at + j] + here.before[offset + j];
     taken += length;
   }
   return taken;
 }
 
-uint64_t take_all(std::span<const float> gradient, std::span<const ResidualRun> runs,
-                  uint32_t* out) {
+void take_all(std::span<const float> gradient, std::span<const ResidualRun> runs, float* out) {
   uint64_t at = 0;
   for (const auto& run : runs) {
-    cpu::add_magnitudes(gradient.data() + at, run.before, run.elements, out + at);
+    cpu::reduce_into(DType::kFloat32, ReduceOp::kSum, out + at, gradient.data() + at, run.before,
+                     run.elements);
     at += run.elements;
   }
-  return at;
+}
+
+Guess at_rank(std::span<const float> sample, uint64_t rank) {
+  Guess guess;
+  for (const float x : sample) guess.largest = std::max(guess.largest, std::abs(x));
+  if (rank < sample.size()) guess.threshold = std::max(1U, rank_select(sample, rank).key);
+  return guess;
 }
 
 }  // namespace
 
-uint32_t guess_threshold(std::span<const float> gradient, std::span<const ResidualRun> runs,
-                         uint64_t keep) {
-  thread_local Scratch<uint32_t> scratch;
+Guess guess_threshold(std::span<const float> gradient, std::span<const ResidualRun> runs,
+                      uint64_t keep) {
+  thread_local Scratch<float> sums;
+  thread_local Scratch<uint64_t> places;
   const uint64_t elements = gradient.size();
-  if (keep >= elements) return 1;
   const uint64_t wanted = sample_size(elements, keep);
-  const uint64_t groups = (wanted + kGroup - 1) / kGroup;
-  uint32_t* keys = scratch.room((groups + 1) * kGroup);
   if (wanted == elements) {
-    const uint64_t taken = take_all(gradient, runs, keys);
-    return std::max(1U, rank_select({keys, taken}, keep).key);
+    float* all = sums.room(elements);
+    take_all(gradient, runs, all);
+    return at_rank({all, elements}, keep);
   }
-  const uint64_t taken = take_sample(gradient, runs, groups, keys);
+  const uint64_t count = wanted / kGroup;
+  const std::span<uint64_t> groups(places.room(count), count);
+  draw_groups(elements, groups);
+  float* sample = sums.room(count * kGroup);
+  const uint64_t taken = take_sample(gradient, runs, groups, sample);
   const double above =
       static_cast<double>(keep) * static_cast<double>(taken) / static_cast<double>(elements);
-  const double rank = std::ceil(above + 3 * std::sqrt(above) + 1);
-  if (rank >= static_cast<double>(taken)) return 1;
-  return std::max(1U, rank_select({keys, taken}, static_cast<uint64_t>(rank)).key);
+  return at_rank({sample, taken},
+                 static_cast<uint64_t>(std::ceil(above + 3 * std::sqrt(above) + 1)));
 }
 
 }  // namespace paceline::codec::topk

@@ -99,8 +99,8 @@ void check_encoding(const plan::CodecSpec& spec, const Floats& gradient, const F
       ASSERT_EQ(bits(decoded[at]), bits(sum[at])) << "among the largest, but not sent";
       ASSERT_EQ(bits(e.after[at]), 0U);
     } else {
-      ASSERT_LE(std::abs(e.after[at]), std::abs(sum[at]) / 2048 + std::abs(sum[order[0]]) * 0x1p-38)
-          << "an fp16 value leaves at most half a unit of its last place, or all of what is 2^-38 "
+      ASSERT_LE(std::abs(e.after[at]), std::abs(sum[at]) / 2048 + std::abs(sum[order[0]]) * 0x1p-34)
+          << "an fp16 value leaves at most half a unit of its last place, or all of what is 2^-34 "
              "of the largest";
     }
   }
@@ -205,13 +205,13 @@ TEST(TopK, LargeBuffersOfEveryShapeKeepExactlyK) {
   std::mt19937_64 random(42);
   for (const Shape shape : kShapes) {
     for (const double ratio : {0.01, 0.001}) {
-      const std::size_t n = 300007;
+      const std::size_t n = 150007;
       Encoder e;
       e.before = make(Shape::kNormal, n, random);
       if (shape == Shape::kEqual || shape == Shape::kZero) e.before.assign(n, 0.0f);
       const Floats gradient = make(shape, n, random);
       const Floats residual = e.before;
-      e.encode(topk_spec(ratio), gradient, {100, 70000, 200001});
+      e.encode(topk_spec(ratio), gradient, {100, 70000, 100001});
       SCOPED_TRACE(static_cast<int>(shape));
       check_encoding(topk_spec(ratio), gradient, residual, e);
       ASSERT_FALSE(HasFatalFailure());
@@ -219,27 +219,46 @@ TEST(TopK, LargeBuffersOfEveryShapeKeepExactlyK) {
   }
 }
 
+enum class Trap { kHotStretch, kRisingQuarter, kFewNumbers, kHiddenSpike };
+
+Floats make(Trap trap, std::size_t n, std::mt19937_64& random) {
+  Floats x = make(Shape::kNormal, n, random);
+  for (std::size_t i = 0; i < n; ++i) {
+    switch (trap) {
+      case Trap::kHotStretch:  // larger than k, seen by few samples
+        if (i > n / 2 && i < n / 2 + n / 60) x[i] *= 1e6f;
+        break;
+      case Trap::kRisingQuarter:
+        x[i] = i > n * 3 / 4 ? static_cast<float>(i) : 0.0f;
+        break;
+      case Trap::kFewNumbers:  // fewer than k
+        x[i] = i % 997 == 0 ? x[i] : 0.0f;
+        break;
+      case Trap::kHiddenSpike:  // beyond what the sample says of fp16's range
+        if (i == n / 3) x[i] = -1e20f;
+        break;
+    }
+  }
+  return x;
+}
+
 TEST(TopK, AWrongFirstGuessCostsOnlyTime) {
-  // The sample sees one element in 128, in groups of 16. Values that hide between groups, or sit in
-  // few places only, make it miss either way; the result is the exact one all the same.
+  // The sample sees groups of 16 elements. Values that hide between groups, or sit in few places only, make it miss
+  // either way; the result is the exact one all the same.
   std::mt19937_64 random(1);
-  const std::size_t n = 1 << 21;
-  for (const int kind : {0, 1, 2}) {
-    Encoder e;
-    e.before.assign(n, 0.0f);
-    Floats gradient = make(Shape::kNormal, n, random);
-    if (kind == 0)  // a hot stretch larger than k, seen by few samples
-      for (std::size_t i = 1000000; i < 1030000; ++i) gradient[i] *= 1e6f;
-    if (kind == 1)  // all in one quarter, rising
-      for (std::size_t i = 0; i < n; ++i)
-        gradient[i] = i > n * 3 / 4 ? static_cast<float>(i) : 0.0f;
-    if (kind == 2)  // fewer numbers than k
-      for (std::size_t i = 0; i < n; ++i) gradient[i] = i % 997 == 0 ? gradient[i] : 0.0f;
-    const Floats residual = e.before;
-    e.encode(topk_spec(0.01), gradient);
-    SCOPED_TRACE(kind);
-    check_encoding(topk_spec(0.01), gradient, residual, e);
-    ASSERT_FALSE(HasFatalFailure());
+  const std::size_t n = (1 << 20) + 17;
+  for (const Trap trap :
+       {Trap::kHotStretch, Trap::kRisingQuarter, Trap::kFewNumbers, Trap::kHiddenSpike}) {
+    for (const bool fp16 : {false, true}) {
+      Encoder e;
+      e.before.assign(n, 0.0f);
+      const Floats gradient = make(trap, n, random);
+      const Floats residual = e.before;
+      e.encode(topk_spec(0.01, fp16), gradient, {12345});
+      SCOPED_TRACE(static_cast<int>(trap) * 2 + static_cast<int>(fp16));
+      check_encoding(topk_spec(0.01, fp16), gradient, residual, e);
+      ASSERT_FALSE(HasFatalFailure());
+    }
   }
 }
 
@@ -371,7 +390,7 @@ TEST(TopK, DecodingAddsAndSeveralEncodingsAddUp) {
   for (std::size_t i = 0; i < n; ++i) EXPECT_NEAR(sum[i], want[i], 1e-5);
 }
 
-TEST(TopK, EveryDamagedByteIsRefusedOrHarmless) {
+TEST(TopK, DamagedBytesAreRefused) {
   std::mt19937_64 random(4);
   const std::size_t n = 3000;
   for (const bool fp16 : {false, true}) {

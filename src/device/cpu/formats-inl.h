@@ -117,6 +117,18 @@ struct Float16Format {
     return canonical_nan(d, hn::BitCast(d, hn::Or(bits, sign)));
 #endif
   }
+  /// The nearest fp16 number, still as float32.
+  template <class V>
+  static HWY_INLINE HWY_ATTR V round(D d, V v) {
+#if PACELINE_NATIVE_FP16
+    const hn::Rebind<hwy::float16_t, D> dh;
+    return hn::PromoteTo(d, hn::DemoteTo(dh, v));
+#else
+    HWY_ALIGN uint16_t halves[hn::MaxLanes(D())];
+    store(d, v, halves);
+    return load(d, halves);
+#endif
+  }
   template <class V>
   static HWY_INLINE HWY_ATTR void store(D d, V v, uint16_t* p) {
     v = canonical_nan(d, v);
