@@ -1,24 +1,10 @@
-// How large an encoding can be: what plans reserve for it.
-#include <algorithm>
-#include <cmath>
-
+// How large an encoding can be. Plans reserve and predict with the same numbers.
 #include "codec/codec.h"
-#include "codec/topk_format.h"
 
 namespace paceline::codec {
 
 uint64_t encoded_bytes(const plan::CodecSpec& spec, DType dtype, uint64_t elements) {
-  switch (spec.codec) {
-    case plan::Codec::kNone:
-      break;
-    case plan::Codec::kFp16:
-    case plan::Codec::kBf16:
-      if (dtype == DType::kFloat32) return elements * 2;
-      break;  // other types travel as they are
-    case plan::Codec::kTopK:
-      return topk::encoded_bound(elements, top_k_count(spec, elements), spec.fp16_values);
-  }
-  return elements * dtype_size(dtype);
+  return plan::coded_bytes(spec, dtype, elements);
 }
 
 uint64_t top_k_count(const plan::CodecSpec& spec, uint64_t elements) {

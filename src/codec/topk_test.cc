@@ -205,7 +205,7 @@ TEST(TopK, LargeBuffersOfEveryShapeKeepExactlyK) {
   std::mt19937_64 random(42);
   for (const Shape shape : kShapes) {
     for (const double ratio : {0.01, 0.001}) {
-      const std::size_t n = 150007;
+      const std::size_t n = 110007;
       Encoder e;
       e.before = make(Shape::kNormal, n, random);
       if (shape == Shape::kEqual || shape == Shape::kZero) e.before.assign(n, 0.0f);
