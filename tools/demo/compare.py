@@ -71,9 +71,9 @@ class Variant:
             hook(self.model, group)
         self.endpoint = None
         if codec is not None:
-            from paceline.torch import _endpoints
+            from paceline._torch import endpoints
 
-            self.endpoint = _endpoints.of(group)
+            self.endpoint = endpoints.of(group)
         self.step = 0
         self.step_seconds: list[float] = []
         self.forward_seconds: list[float] = []
@@ -82,7 +82,7 @@ class Variant:
         self.losses: list[torch.Tensor] = []
 
     def predicted_total(self) -> float:
-        return 0 if self.endpoint is None else self.endpoint.communicator.stats().predicted_link_bytes
+        return 0 if self.endpoint is None else self.endpoint.communicator.stats()["predicted_link_bytes"]
 
     def block(self, data: train.Digits, steps: int, record: bool = True) -> None:
         rank = dist.get_rank()

@@ -109,6 +109,7 @@ int free_port() {
 /// What every rank is told; `master` and `interface` say how ranks reach each other.
 struct Identity {
   std::string master, port, interface, name, bytes_socket;
+  std::string rendezvous_port;  ///< empty: the usual one
 };
 
 std::vector<RankSpec> make_specs(const Options& o, const Identity& id,
@@ -124,10 +125,10 @@ std::vector<RankSpec> make_specs(const Options& o, const Identity& id,
     if (!holders.empty()) spec.holder = holders[static_cast<std::size_t>(spec.node)].pid();
     auto local = std::to_string(rank % o.slots);
     auto& e = spec.environment;
-    e["RANK"] = e["PACELINE_RANK"] = std::to_string(rank);
-    e["WORLD_SIZE"] = e["PACELINE_SIZE"] = std::to_string(o.ranks());
-    e["LOCAL_RANK"] = e["PACELINE_LOCAL_RANK"] = local;
-    e["LOCAL_WORLD_SIZE"] = e["PACELINE_LOCAL_SIZE"] = std::to_string(o.slots);
+    e["RANK"] = std::to_string(rank);
+    e["WORLD_SIZE"] = std::to_string(o.ranks());
+    e["LOCAL_RANK"] = local;
+    e["LOCAL_WORLD_SIZE"] = std::to_string(o.slots);
     e["NODE_RANK"] = e["GROUP_RANK"] = std::to_string(spec.node);
     e["MASTER_ADDR"] = id.master;
     e["MASTER_PORT"] = id.port;
@@ -141,6 +142,7 @@ std::vector<RankSpec> make_specs(const Options& o, const Identity& id,
       e["PACELINE_LAB_RATE"] = fmt::format("{:.0f}", o.rate_bps);
       e["NCCL_HOSTID"] = fmt::format("{}node{}", id.name, spec.node);
     }
+    if (!id.rendezvous_port.empty()) e["PACELINE_PORT"] = id.rendezvous_port;
     if (std::getenv("OMP_NUM_THREADS") == nullptr) e["OMP_NUM_THREADS"] = std::to_string(threads);
     if (std::getenv("PYTHONUNBUFFERED") == nullptr) e["PYTHONUNBUFFERED"] = "1";
     specs.push_back(std::move(spec));
@@ -192,7 +194,8 @@ int run_on_loopback(const Options& o, Signals& signals) {
                     "nothing about a network\n",
                     o.ranks()));
   }
-  Identity id{"127.0.0.1", std::to_string(free_port()), "lo", fmt::format("lab-{}", getpid()), ""};
+  Identity id{"127.0.0.1", std::to_string(free_port()), "lo", fmt::format("lab-{}", getpid()),
+              "",          std::to_string(free_port())};
   auto started = now_seconds();
   auto run = run_ranks(make_specs(o, id, {}), o.command, o.grace, signals.fd());
   if (!run.is_ok()) return fail(run.status());
@@ -253,8 +256,8 @@ int run_in_network(const Options& o, const Owner& owner, Signals& signals) {
   if (signals.pending()) return signals.exit_code();
   if (!calibration.is_ok()) return fail(calibration.status());
 
-  Identity id{network->nodes()[0].address, "29500", kNic, owner.prefix() + "lab",
-              owner.directory() + "/bytes"};
+  Identity id{network->nodes()[0].address,  "29500", kNic, owner.prefix() + "lab",
+              owner.directory() + "/bytes", ""};
   auto server = ByteServer::start(*counters, id.bytes_socket);
   if (!server.is_ok()) return fail(server.status());
   auto before = (*server)->read();

@@ -39,11 +39,11 @@ std::string line_shaper(const Options& o, const std::string& device) {
 }  // namespace
 
 uint64_t burst_bytes(double rate_bps) {
-  return static_cast<uint64_t>(std::max(72e3, std::ceil(rate_bps / 8 * 80e-6)));
+  return static_cast<uint64_t>(std::max(72e3, std::round(rate_bps / 8 * 80e-6)));
 }
 
 uint64_t queue_bytes(double rate_bps) {
-  return static_cast<uint64_t>(std::max(512e3, std::ceil(rate_bps / 8 * 8e-3)));
+  return static_cast<uint64_t>(std::max(512e3, std::round(rate_bps / 8 * 8e-3)));
 }
 
 std::string loss_bytecode(double share) {

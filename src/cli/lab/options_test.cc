@@ -1,0 +1,68 @@
+#include "cli/lab/options.h"
+
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+
+namespace paceline::lab {
+namespace {
+
+Result<Options> parse(const std::vector<std::string>& words) {
+  CLI::App app("lab");
+  Flags flags;
+  flags.declare(app);
+  std::vector<std::string> reversed(words.rbegin(), words.rend());
+  app.parse(reversed);
+  return flags.resolve({"true"});
+}
+
+TEST(Options, RatesDurationsShares) {
+  EXPECT_EQ(parse_rate("1gbit").value(), 1e9);
+  EXPECT_EQ(parse_rate("2.5Gbit").value(), 2.5e9);
+  EXPECT_EQ(parse_rate("300mbit").value(), 3e8);
+  EXPECT_EQ(parse_rate("64k").value(), 64e3);
+  EXPECT_EQ(parse_duration("100us").value(), std::chrono::microseconds(100));
+  EXPECT_EQ(parse_duration("0.5ms").value(), std::chrono::microseconds(500));
+  EXPECT_DOUBLE_EQ(parse_share("0.1%").value(), 0.001);
+  for (const char* bad : {"", "gbit", "1", "1gbps", "1 gbit", "nan", "infgbit", "1e999gbit"}) {
+    EXPECT_FALSE(parse_rate(bad).is_ok()) << bad;
+  }
+  for (const char* bad : {"0.1", "1", "%", "x%"}) EXPECT_FALSE(parse_share(bad).is_ok()) << bad;
+  for (const char* bad : {"5", "5m", "us"}) EXPECT_FALSE(parse_duration(bad).is_ok()) << bad;
+}
+
+TEST(Options, DefaultsAreAGigabitPair) {
+  auto o = parse({}).value();
+  EXPECT_EQ(o.ranks(), 2);
+  EXPECT_EQ(o.rate_bps, 1e9);
+  EXPECT_EQ(o.mtu, 1500);
+  EXPECT_EQ(o.congestion, "cubic");
+  EXPECT_TRUE(o.calibrate);
+}
+
+TEST(Options, ProfilesGiveWhatFlagsDoNot) {
+  auto o = parse({"--profile", "aws-25g", "--scale", "0.1"}).value();
+  EXPECT_DOUBLE_EQ(o.rate_bps, 2.5e9);
+  EXPECT_DOUBLE_EQ(o.per_flow_bps, 0.5e9);
+  EXPECT_EQ(o.mtu, 9001);
+  auto own = parse({"--profile", "aws-25g", "--rate", "5gbit", "--mtu", "1500"}).value();
+  EXPECT_EQ(own.rate_bps, 5e9);
+  EXPECT_EQ(own.mtu, 1500);
+  for (const auto& p : profiles()) {
+    EXPECT_TRUE(parse({"--profile", std::string(p.name)}).is_ok()) << p.name;
+    EXPECT_NE(profiles_table().find(p.name), std::string::npos);
+  }
+}
+
+TEST(Options, ErrorsNameTheFlag) {
+  auto message = [](const std::vector<std::string>& words) {
+    return parse(words).status().message();
+  };
+  EXPECT_NE(message({"--rate", "1gb"}).find("--rate"), std::string::npos);
+  EXPECT_NE(message({"--loss", "60%"}).find("--loss"), std::string::npos);
+  EXPECT_NE(message({"--per-flow", "2gbit"}).find("--per-flow"), std::string::npos);
+  EXPECT_NE(message({"--profile", "none"}).find("gcp-50g"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace paceline::lab
