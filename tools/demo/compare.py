@@ -190,8 +190,16 @@ def predicted_bytes(v: Variant, power_rank: int) -> float:
     return ring_link_bytes(payload, size)
 
 
+def out_of_time(deadline: float) -> bool:
+    """Rank 0's clock decides for all."""
+    over = torch.tensor(float(time.monotonic() > deadline))
+    dist.broadcast(over, 0)
+    return bool(over)
+
+
 def measure(args) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
+    deadline = time.monotonic() + args.budget
     data = train.Digits()
     power_rank, power_times = best_power_rank(data) if "gloo-powersgd" in args.variants else (1, {})
     variants = make_variants(args.variants, power_rank)
@@ -203,6 +211,8 @@ def measure(args) -> None:
             v.block(data, args.steps)
         if rank == 0:
             print(f"round {round_number + 1} of {args.rounds}", flush=True)
+        if round_number >= 2 and out_of_time(deadline):
+            break
     runs = []
     for v in variants:
         losses = average(torch.stack(v.losses))
@@ -240,6 +250,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=5, help="in a block")
     parser.add_argument("--variants", nargs="+", required=True)
+    parser.add_argument("--budget", type=float, default=240, help="seconds after which no new round begins")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     measure(args)

@@ -55,6 +55,7 @@ def run_cluster(nodes: int, slots: int, args, out: Path) -> dict:
     command = [str(program()), "lab", "--nodes", str(nodes), "--slots", str(slots), "--rate", args.rate]
     command += ["--json", str(links), "--", sys.executable, str(HERE / "compare.py"), "--out", str(figures)]
     command += ["--rounds", str(args.rounds), "--steps", str(args.steps), "--variants", *args.variants]
+    command += ["--budget", str(args.budget / len(args.clusters))]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])}
     print(f"==> {nodes} nodes × {slots} rank{'s' if slots > 1 else ''} at {args.rate}", flush=True)
     code = subprocess.run(command, env=env, check=False, timeout=args.timeout).returncode
@@ -117,6 +118,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="in a block")
     parser.add_argument("--clusters", nargs="+", default=["4x1", "2x2"], help="NODESxRANKS")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument(
+        "--budget", type=float, default=420, help="seconds of training in all; a slow machine trains less"
+    )
     parser.add_argument("--timeout", type=float, default=1200, help="seconds a cluster may take")
     args = parser.parse_args()
     if "no-communication" not in args.variants:
