@@ -1,0 +1,81 @@
+"""The all-reduce for TensorFlow between real processes. Run by the interpreter of each TensorFlow in turn; TensorFlow
+itself is imported in the ranks only (ranks.py), which run all cases in one go, since importing it takes seconds.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+RANKS = HERE / "ranks.py"
+SECONDS = 240
+DEADLY = "a_killed_rank_is_named"
+
+
+def names():
+    tree = ast.parse(RANKS.read_text())
+    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.decorator_list]
+
+
+def run_ranks(directory, size, cases):
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = str(HERE.parents[1] / "python") + os.pathsep + environment.get("PYTHONPATH", "")
+    environment["PACELINE_QUIET"] = "1"
+    environment["PACELINE_SECRET"] = "a secret of these tests"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(RANKS), str(directory), str(rank), str(size), *cases],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    outputs = []
+    try:
+        for rank in ranks:
+            try:
+                outputs.append(rank.communicate(timeout=SECONDS)[0])
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                outputs.append("timed out\n" + rank.communicate()[0])
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    results = []
+    for rank in range(size):
+        path = directory / f"{rank}.json"
+        results.append(json.loads(path.read_text()) if path.exists() else {})
+    return results, outputs, [rank.returncode for rank in ranks]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    return run_ranks(tmp_path_factory.mktemp("two"), 2, [n for n in names() if n != DEADLY])
+
+
+@pytest.mark.parametrize("case", [n for n in names() if n != DEADLY])
+def test_two_ranks(two_ranks, case):
+    results, outputs, _ = two_ranks
+    for rank, result in enumerate(results):
+        assert case in result, f"rank {rank} did not come here:\n{outputs[rank][-3000:]}"
+        assert result[case] == "ok", f"rank {rank}:\n{result[case]}"
+
+
+def test_ranks_end_well(two_ranks):
+    _, outputs, codes = two_ranks
+    assert codes == [0, 0], "\n".join(outputs)[-3000:]
+
+
+def test_killed_rank(tmp_path):
+    results, outputs, codes = run_ranks(tmp_path, 3, ["eager_operations", DEADLY])
+    for rank in (0, 1):
+        assert results[rank].get(DEADLY) == "ok", f"rank {rank}:\n{results[rank].get(DEADLY)}\n{outputs[rank][-3000:]}"
+    assert codes[2] == -9
