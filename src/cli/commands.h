@@ -24,6 +24,7 @@ void add_run(CLI::App& app, Invocation& invocation);
 void add_doctor(CLI::App& app, Invocation& invocation);
 void add_lab(CLI::App& app, Invocation& invocation);
 void add_lab_bytes(CLI::App& app, Invocation& invocation);
+void add_bench(CLI::App& app, Invocation& invocation);
 
 /// Makes `run`'s words regular: mpirun's long options with one dash (`-np 4`, `-hostfile F`) get
 /// their second, and "--" is put in front of the user's command where it was left out.

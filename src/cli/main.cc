@@ -10,6 +10,7 @@ constexpr paceline::cli::AddCommand kCommands[] = {
     paceline::cli::add_doctor,
     paceline::cli::add_lab,
     paceline::cli::add_lab_bytes,
+    paceline::cli::add_bench,
 };
 
 int run_main(int argc, char** argv) {

@@ -1,0 +1,54 @@
+#include "cli/bench/links.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "cli/lab/byte_server.h"
+
+namespace paceline::bench {
+
+std::optional<LinkBytes> read_links() {
+  const char* path = std::getenv("PACELINE_LAB_BYTES");
+  if (path == nullptr) return std::nullopt;
+  auto text = lab::ask_bytes(path);
+  if (!text) return std::nullopt;
+  auto answer = nlohmann::json::parse(*text, nullptr, false);
+  if (!answer.is_object() || !answer.contains("nodes")) return std::nullopt;
+  LinkBytes out;
+  for (const auto& node : answer["nodes"]) {
+    out.up.push_back(node.value("up_bytes", uint64_t{0}));
+    out.down.push_back(node.value("down_bytes", uint64_t{0}));
+  }
+  return out;
+}
+
+uint64_t busiest(const LinkBytes& before, const LinkBytes& after) {
+  uint64_t most = 0;
+  for (std::size_t i = 0; i < before.up.size() && i < after.up.size(); ++i) {
+    most = std::max({most, after.up[i] - before.up[i], after.down[i] - before.down[i]});
+  }
+  return most;
+}
+
+Result<double> parse_rate(const std::string& text) {
+  char* end = nullptr;
+  double number = std::strtod(text.c_str(), &end);
+  std::string unit = end;
+  double factor = unit == "gbit" ? 1e9 : unit == "mbit" ? 1e6 : unit == "kbit" ? 1e3 : 0;
+  if (end == text.c_str() || factor == 0 || !(number > 0)) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("--link {}: a rate such as 1gbit or 300mbit is wanted", text));
+  }
+  return number * factor;
+}
+
+Result<double> link_rate(const std::string& option) {
+  if (!option.empty()) return parse_rate(option);
+  const char* rate = std::getenv("PACELINE_LAB_RATE");
+  return rate == nullptr ? 0.0 : std::strtod(rate, nullptr);
+}
+
+}  // namespace paceline::bench

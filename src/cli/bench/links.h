@@ -1,0 +1,26 @@
+// What the links of a lab have carried, and what they can carry.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace paceline::bench {
+
+struct LinkBytes {
+  std::vector<uint64_t> up, down;  ///< by node
+};
+/// Inside a lab: its byte counters; nullopt elsewhere.
+std::optional<LinkBytes> read_links();
+/// The busiest link's busier direction between two readings.
+uint64_t busiest(const LinkBytes& before, const LinkBytes& after);
+
+/// "1gbit", "300mbit", "25gbit" in bits per second.
+Result<double> parse_rate(const std::string& text);
+/// --link, or the lab's rate, or 0.
+Result<double> link_rate(const std::string& option);
+
+}  // namespace paceline::bench

@@ -1,0 +1,74 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "cli/bench/bench.h"
+
+namespace paceline::bench {
+
+int collective_code(const std::string& operation) {
+  const std::vector<std::string> names = {"allreduce", "broadcast", "allgather", "reducescatter",
+                                          "alltoall"};
+  auto at = std::find(names.begin(), names.end(), operation);
+  return at == names.end() ? -1 : static_cast<int>(at - names.begin());
+}
+
+int dtype_code(const std::string& name) {
+  for (int i = 0; i < kDTypeCount; ++i) {
+    if (dtype_name(static_cast<DType>(i)) == name) return i;
+  }
+  return -1;
+}
+
+void declare(CLI::App& command, Options& o) {
+  command
+      .add_option("operation", o.operation,
+                  "allreduce, broadcast, allgather, reducescatter or alltoall")
+      ->check(CLI::IsMember({"allreduce", "broadcast", "allgather", "reducescatter", "alltoall"}))
+      ->required();
+  command
+      .add_option(
+          "--bytes", o.bytes,
+          "Sizes, separated by commas: 4,64KiB,64MiB. The buffer of all-reduce and broadcast, the "
+          "whole of all blocks elsewhere")
+      ->delimiter(',')
+      ->transform(CLI::AsSizeValue(false));
+  command.add_option("--dtype", o.dtype, "Element type")
+      ->check(CLI::IsMember({"float32", "float64", "float16", "bfloat16", "int32", "int64"}))
+      ->capture_default_str();
+  command
+      .add_option("--codec", o.codec,
+                  "How elements travel between nodes (settings: as the settings say)")
+      ->check(CLI::IsMember({"none", "fp16", "bf16", "topk", "settings"}))
+      ->capture_default_str();
+  command.add_option("--ratio", o.ratio, "top-k: share of the elements kept")
+      ->check(CLI::Range(0.0, 1.0));
+  command.add_option("--algorithm", o.algorithm, "The plan's algorithm")
+      ->check(CLI::IsMember({"auto", "ring", "doubling", "tree", "direct", "two_level", "sparse"}))
+      ->capture_default_str();
+  command.add_option("--buffers", o.buffers, "private memory, or shared: from paceline_alloc")
+      ->check(CLI::IsMember({"private", "shared"}))
+      ->capture_default_str();
+  command.add_flag("--out-of-place", o.out_of_place,
+                   "All-reduce and broadcast into a buffer of its own");
+  command
+      .add_option("--iterations", o.iterations,
+                  "Operations per row and side (default: as fit into --seconds)")
+      ->check(CLI::Range(1, 1'000'000));
+  command.add_option("--seconds", o.seconds, "Time per row and side")
+      ->check(CLI::Range(0.01, 3600.0))
+      ->capture_default_str();
+  command.add_option("--turns", o.turns, "Blocks that each side's operations are divided into")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command.add_option("--json", o.json, "Append one JSON line a row and side to this file");
+  command.add_option("--vs", o.versus, "Measure a peer in turns with ours: gloo")
+      ->check(CLI::IsMember({"gloo"}));
+  command.add_option("--python", o.python, "Interpreter that has torch, for --vs gloo");
+  command.add_option(
+      "--link", o.link,
+      "Rate of a node's link for the floor, such as 1gbit (inside a lab: the lab's)");
+  command.add_option("--np", o.np, "Start so many ranks on this machine")
+      ->check(CLI::Range(1, 4096));
+}
+
+}  // namespace paceline::bench

@@ -1,0 +1,64 @@
+// One collective of one size on this rank: its buffers, what is in them, and what must come out.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "cli/bench/bench.h"
+
+namespace paceline::bench {
+
+/// Memory from paceline_alloc or from the C++ heap.
+class Memory {
+ public:
+  Memory() = default;
+  /// kResourceExhausted when there is none.
+  static Result<Memory> make(paceline_comm* comm, std::size_t bytes, bool shared);
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(Memory&& other) noexcept;
+  ~Memory();
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] std::size_t size() const { return bytes_; }
+
+ private:
+  paceline_comm* comm_ = nullptr;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  bool shared_ = false;
+};
+
+class Workload {
+ public:
+  static Result<Workload> make(paceline_comm* comm, const paceline_identity& who,
+                               const Options& options, uint64_t bytes);
+
+  /// Random values that follow from rank and position, the same on every call.
+  void refill();
+  /// One operation, from submission to completion.
+  Status run();
+  /// Compares a sample of the output of one run() after refill() with what the ranks' values give; for types that
+  /// can be summed without rounding doubts and exact transport or a dense codec.
+  [[nodiscard]] Status verify() const;
+
+  [[nodiscard]] const paceline_op_args& args() const { return args_; }
+  /// The buffer that the row is named by: all-gather's output, reduce-scatter's input, else the input.
+  [[nodiscard]] uint64_t bytes() const { return bytes_; }
+
+ private:
+  [[nodiscard]] double value(int rank, uint64_t index) const;
+  [[nodiscard]] double read(const std::byte* from, uint64_t index) const;
+  [[nodiscard]] double expected(uint64_t index) const;
+
+  paceline_comm* comm_ = nullptr;
+  int rank_ = 0;
+  int size_ = 1;
+  uint64_t bytes_ = 0;
+  uint64_t block_ = 0;  ///< elements of one rank's block
+  bool in_place_ = false;
+  Memory input_;
+  Memory output_;
+  std::vector<uint64_t> counts_;
+  paceline_op_args args_{};
+};
+
+}  // namespace paceline::bench
