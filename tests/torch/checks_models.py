@@ -1,0 +1,95 @@
+"""Whole models on init_process_group("paceline"), without Gloo: DDP and ZeroRedundancyOptimizer."""
+
+import copy
+
+import no_gloo  # noqa: F401
+import torch
+import torch.distributed as dist
+from checks import check, run
+from models import assert_same_on_all_ranks, batch, mlp
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline._torch import backend
+
+backend.register()
+dist.init_process_group("paceline")
+RANK, SIZE = dist.get_rank(), dist.get_world_size()
+
+
+def reference_step(model, optimizer, step):
+    """The same step on one process: the mean over all ranks' batches."""
+    optimizer.zero_grad()
+    loss = sum((model(batch(step, 5, 6, rank=r)) ** 2).mean() for r in range(SIZE)) / SIZE
+    loss.backward()
+    optimizer.step()
+
+
+def compare(model, alone):
+    for mine, theirs in zip(model.parameters(), alone.parameters()):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
+
+
+def train_against_one_process(make_optimizer, **arguments):
+    model = DistributedDataParallel(mlp(0), **arguments)
+    alone = copy.deepcopy(model.module)
+    optimizer, second = make_optimizer(model), torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    for step in range(4):
+        optimizer.zero_grad()
+        (model(batch(step, 5, 6)) ** 2).mean().backward()
+        optimizer.step()
+        reference_step(alone, second, step)
+    compare(model, alone)
+    assert_same_on_all_ranks(list(model.parameters()))
+
+
+@check
+def ddp_by_torchs_own_reducer():
+    for arguments in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}):
+        train_against_one_process(lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), **arguments)
+
+
+@check
+def zero_redundancy_optimizer():
+    def make(model):
+        return ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+
+    train_against_one_process(make)
+
+
+@check
+def the_optimizers_state_gathers_on_one_rank():
+    model = DistributedDataParallel(mlp(1))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    (model(batch(0, 5, 6)) ** 2).mean().backward()
+    optimizer.step()
+    optimizer.consolidate_state_dict(to=0)
+    if RANK == 0:
+        assert len(optimizer.state_dict()["state"]) == len(list(model.parameters()))
+
+
+@check
+def ddp_by_import_on_the_same_process_group():
+    import paceline.torch  # noqa: F401
+    from paceline._torch.ddp import attachment_of
+
+    train_against_one_process(lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9))
+    model = DistributedDataParallel(mlp(2))
+    assert attachment_of(model).endpoint.communicator is attachment_of(model).endpoint.communicator
+    assert model._get_ddp_logging_data()["comm_hook"] == "paceline"
+
+
+@check
+def join_with_uneven_inputs():
+    model = DistributedDataParallel(mlp(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join():
+        for step in range(2 + RANK):
+            optimizer.zero_grad()
+            (model(batch(step, 5, 6)) ** 2).mean().backward()
+            optimizer.step()
+    assert_same_on_all_ranks(list(model.parameters()))
+
+
+if __name__ == "__main__":
+    run()

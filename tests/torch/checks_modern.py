@@ -1,0 +1,158 @@
+"""What only torch 2 has, on init_process_group("paceline") without Gloo: FSDP, functional collectives, compile."""
+
+import copy
+
+import no_gloo  # noqa: F401
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from checks import check, run
+from models import assert_same_on_all_ranks, batch, gradients, mlp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline._torch import backend
+
+backend.register()
+dist.init_process_group("paceline")
+RANK, SIZE = dist.get_rank(), dist.get_world_size()
+
+
+def trained_alone(model, steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        optimizer.zero_grad()
+        (sum((model(batch(step, 5, 6, rank=r)) ** 2).mean() for r in range(SIZE)) / SIZE).backward()
+        optimizer.step()
+    return model
+
+
+def trained(model, steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        optimizer.zero_grad()
+        (model(batch(step, 5, 6)) ** 2).mean().backward()
+        optimizer.step()
+    return model
+
+
+@check
+def fully_shard_trains():
+    from torch.distributed.fsdp import fully_shard
+
+    model = mlp(0)
+    alone = trained_alone(copy.deepcopy(model), 3)
+    mesh = init_device_mesh("cpu", (SIZE,))
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    trained(model, 3)
+    for mine, theirs in zip(model.parameters(), alone.parameters()):
+        torch.testing.assert_close(mine.full_tensor(), theirs, rtol=1e-9, atol=1e-11)
+
+
+@check
+def fsdp1_trains():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = mlp(1)
+    alone = trained_alone(copy.deepcopy(model), 3)
+    sharded = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+    trained(sharded, 3)
+    with FullyShardedDataParallel.summon_full_params(sharded):
+        for mine, theirs in zip(sharded.parameters(), alone.parameters()):
+            torch.testing.assert_close(mine.view_as(theirs), theirs, rtol=1e-9, atol=1e-11)
+
+
+@check
+def functional_collectives():
+    tensor = torch.full((4,), float(RANK + 1))
+    total = functional.all_reduce(tensor, "sum", dist.group.WORLD)
+    assert total.tolist() == [SIZE * (SIZE + 1) / 2] * 4
+    gathered = functional.all_gather_tensor(tensor, 0, dist.group.WORLD)
+    assert functional.wait_tensor(gathered).view(SIZE, 4)[:, 0].tolist() == [r + 1.0 for r in range(SIZE)]
+    scattered = functional.reduce_scatter_tensor(torch.ones(2 * SIZE), "sum", 0, dist.group.WORLD)
+    assert functional.wait_tensor(scattered).tolist() == [SIZE] * 2
+    exchanged = functional.all_to_all_single(torch.full((SIZE,), float(RANK)), None, None, dist.group.WORLD)
+    assert functional.wait_tensor(exchanged).tolist() == [float(r) for r in range(SIZE)]
+
+
+@check
+def device_meshes_and_dtensors():
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1, SIZE), mesh_dim_names=("outer", "inner"))
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=mesh.get_group("inner"))
+    assert tensor.item() == SIZE
+    torch.manual_seed(0)
+    whole = torch.randn(8, 6)
+    sharded = distribute_tensor(whole, mesh["inner"], [Shard(0)])
+    torch.testing.assert_close((sharded * 2).redistribute(placements=[Replicate()]).to_local(), whole * 2)
+
+
+@check
+def compiled_ddp():
+    model = DistributedDataParallel(mlp(2))
+    alone = trained_alone(copy.deepcopy(model.module), 3)
+    trained(torch.compile(model, backend="aot_eager"), 3)
+    for mine, theirs in zip(model.parameters(), alone.parameters()):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
+    assert_same_on_all_ranks(list(model.parameters()))
+
+
+@check
+def compiled_ddp_by_import():
+    import paceline.torch  # noqa: F401
+    from paceline._torch.ddp import attachment_of
+
+    model = DistributedDataParallel(mlp(3))
+    alone = trained_alone(copy.deepcopy(model.module), 3)
+    before = attachment_of(model).endpoint.communicator.stats()["operations"]
+    trained(torch.compile(model, backend="aot_eager"), 3)
+    assert attachment_of(model).endpoint.communicator.stats()["operations"] > before
+    for mine, theirs in zip(model.parameters(), alone.parameters()):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
+
+
+@check
+def tensor_parallel():
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model = mlp(4, torch.float64, (6, 4 * SIZE, 3))
+    alone = copy.deepcopy(model)
+    parallelize_module(model, init_device_mesh("cpu", (SIZE,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    x = batch(0, 5, 6, rank=0)
+    torch.testing.assert_close(model(x), alone(x))
+    model(x).pow(2).mean().backward()
+    alone(x).pow(2).mean().backward()
+    for mine, theirs in zip(gradients(model), gradients(alone)):
+        torch.testing.assert_close(mine.full_tensor(), theirs)
+
+
+@check
+def distributed_checkpoints():
+    import tempfile
+
+    import torch.distributed.checkpoint as checkpoint
+
+    model = DistributedDataParallel(mlp(5))
+    folder = [tempfile.mkdtemp() if RANK == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    checkpoint.save({"model": model.module.state_dict()}, checkpoint_id=folder[0])
+    other = mlp(6)
+    state = {"model": other.state_dict()}
+    checkpoint.load(state, checkpoint_id=folder[0])
+    other.load_state_dict(state["model"])
+    for mine, theirs in zip(other.parameters(), model.parameters()):
+        assert torch.equal(mine, theirs)
+    dist.barrier()
+    if RANK == 0:
+        import shutil
+
+        shutil.rmtree(folder[0])
+
+
+if __name__ == "__main__":
+    run()

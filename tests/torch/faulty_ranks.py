@@ -1,0 +1,100 @@
+"""Ranks that meet a fault: which one is the first argument. Each surviving rank writes what it saw, and when."""
+
+import datetime
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from models import batch, mlp
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline.torch
+
+RANK = int(os.environ["RANK"])
+FOLDER = os.environ["CHECKS_REPORT"]
+
+
+def note(**facts):
+    with open(f"{FOLDER}.{RANK}", "w") as report:
+        json.dump(facts, report)
+
+
+def seen(function):
+    """Runs until an error; writes its type, text and time."""
+    try:
+        function()
+    except BaseException as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        note(kind=type(error).__name__, kinds=kinds, text=str(error), at=time.monotonic())
+        print(f"{type(error).__name__}: {error}", flush=True)
+        os._exit(1)
+    note(kind="none", text="", at=time.monotonic())
+    os._exit(0)
+
+
+def killed_in_training():
+    model = DistributedDataParallel(mlp(0))
+    for step in range(1_000_000):
+        if RANK == 1 and step == 20:
+            note(at=time.monotonic())
+            os.kill(os.getpid(), signal.SIGKILL)
+        model.zero_grad()
+        (model(batch(step, 5, 6)) ** 2).mean().backward()
+
+
+def killed_in_a_collective():
+    for step in range(1_000_000):
+        if RANK == 1 and step == 20:
+            note(at=time.monotonic())
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(1000))
+
+
+def killed_while_others_wait_for_a_future():
+    if RANK == 1:
+        time.sleep(0.5)
+        note(at=time.monotonic())
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1000), async_op=True).get_future().wait()
+
+
+def shapes_differ():
+    dist.all_reduce(torch.ones(3, 4 + RANK))
+
+
+def dtypes_differ():
+    dist.all_reduce(torch.ones(12, dtype=torch.float64 if RANK else torch.float32))
+
+
+def one_never_comes():
+    if RANK == 1:
+        time.sleep(20)
+        return
+    dist.all_reduce(torch.ones(3))
+
+
+def one_raises():
+    if RANK == 1:
+        note(at=time.monotonic())
+        raise ValueError("their own bug")  # an uncaught exception, as any script may have one
+    dist.all_reduce(torch.ones(3))
+
+
+def main():
+    which = sys.argv[1]
+    gloo = which == "killed_in_training"
+    seconds = 3 if which == "one_never_comes" else 60
+    assert paceline.torch is not None
+    dist.init_process_group("gloo" if gloo else "paceline", timeout=datetime.timedelta(seconds=seconds))
+    if not gloo:
+        dist.barrier()
+    if which == "one_raises" and RANK == 1:
+        one_raises()
+    seen(globals()[which])
+
+
+main()

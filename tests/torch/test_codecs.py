@@ -1,0 +1,23 @@
+"""Codecs by environment under DDP: fp16, bf16, and top-k with its residuals (checks_codecs.py, checks_residuals.py)."""
+
+import pytest
+from support import Suite, names_of
+
+TOPK = {"PACELINE_CODEC": "topk", "PACELINE_TOPK_RATIO": "0.05", "PACELINE_TOPK_THRESHOLD": "2000"}
+casts = {codec: Suite("checks_codecs.py", 2, PACELINE_CODEC=codec) for codec in ("fp16", "bf16")}
+sparse = {
+    "fp32 values": Suite("checks_residuals.py", 2, **TOPK),
+    "fp16 values, three ranks": Suite("checks_residuals.py", 3, PACELINE_TOPK_FP16="1", **TOPK),
+}
+
+
+@pytest.mark.parametrize("codec", sorted(casts))
+@pytest.mark.parametrize("name", names_of("checks_codecs.py"))
+def test_casts(codec, name):
+    casts[codec].expect(name)
+
+
+@pytest.mark.parametrize("values", sorted(sparse))
+@pytest.mark.parametrize("name", names_of("checks_residuals.py"))
+def test_top_k(values, name):
+    sparse[values].expect(name)

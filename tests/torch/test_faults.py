@@ -1,0 +1,126 @@
+"""Faults through the torch face: every survivor gets an error with a name, soon."""
+
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+from support import MODERN, Launch, environment
+
+HOST = socket.gethostname()
+
+
+def survivors(which, ranks=3, **extra):
+    """(reports of the ranks but 1, report of rank 1, everything printed)."""
+    done = Launch("faulty_ranks.py", ranks, [which], timeout=60, **extra).end()
+    assert not done.hung, done.everything()
+    others = [done.reports[r] for r in range(ranks) if r != 1]
+    for report in others:
+        assert report, done.everything()
+    return others, done.reports[1], done.everything()
+
+
+@pytest.mark.parametrize("which", ["killed_in_training", "killed_in_a_collective"])
+def test_kill_9_is_named_within_two_seconds(which):
+    others, victim, everything = survivors(which)
+    for report in others:
+        assert report["kind"] == "PeerLostError", everything
+        assert "rank 1" in report["text"] and HOST in report["text"], report["text"]
+        assert report["at"] - victim["at"] < 2.0, report["at"] - victim["at"]
+
+
+def test_kill_9_while_waiting_for_a_future():
+    """A future carries its error as text: torch turns it into a RuntimeError."""
+    others, victim, everything = survivors("killed_while_others_wait_for_a_future")
+    for report in others:
+        assert "RuntimeError" in report["kinds"] and "rank 1" in report["text"], everything
+        assert report["at"] - victim["at"] < 2.0
+
+
+def test_torchs_own_type_catches_it():
+    others, _, everything = survivors("killed_in_a_collective")
+    wanted = "DistBackendError" if MODERN else "RuntimeError"
+    for report in others:
+        assert wanted in report["kinds"] and "PacelineError" in report["kinds"], everything
+
+
+def test_shapes_that_differ_are_named_on_all_ranks():
+    others, first, everything = survivors("shapes_differ")
+    for report in [*others, first]:
+        assert report["kind"] == "MismatchError", everything
+        shapes = set(re.findall(r"\[3, \d\]", report["text"]))
+        assert len(shapes) >= 2 and "all_reduce" in report["text"], report["text"]
+
+
+def test_dtypes_that_differ_are_named_on_all_ranks():
+    others, first, everything = survivors("dtypes_differ", ranks=2)
+    for report in [*others, first]:
+        assert report["kind"] == "MismatchError", everything
+        assert "float32" in report["text"] and "float64" in report["text"], report["text"]
+
+
+def test_a_rank_that_never_comes_is_named():
+    others, _, everything = survivors("one_never_comes")
+    for report in others:
+        assert report["kind"] == "TimeoutError", everything
+        assert "rank 1" in report["text"], report["text"]
+
+
+def test_an_uncaught_exception_elsewhere_is_told():
+    others, victim, everything = survivors("one_raises")
+    for report in others:
+        assert report["kind"] in ("AbortedError", "PeerLostError"), everything
+        assert "rank 1" in report["text"], report["text"]
+        assert report["at"] - victim["at"] < 5.0
+
+
+def python(code, **extra):
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment(**extra), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_missing_library_is_a_named_error(tmp_path):
+    done = python("from paceline import _library; _library.load()", PACELINE_LIBRARY=str(tmp_path / "none.so"))
+    assert "LibraryNotFoundError" in done.stderr and str(tmp_path / "none.so") in done.stderr
+    assert "./dev build" in done.stderr
+
+
+def test_a_library_of_another_version_is_a_named_error(tmp_path):
+    other = tmp_path / "other.so"
+    source = tmp_path / "other.c"
+    source.write_text("int nothing(void) { return 0; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(other), str(source)], check=True, timeout=60)
+    done = python("from paceline import _library; _library.load()", PACELINE_LIBRARY=str(other))
+    assert "LibraryNotFoundError" in done.stderr and "another version" in done.stderr
+
+
+def test_a_wrong_setting_is_named_before_training():
+    code = (
+        "import os, torch.distributed as dist, paceline.torch\n"
+        "dist.init_process_group('paceline', store=dist.HashStore(), rank=0, world_size=1)\n"
+    )
+    done = python(code, PACELINE_TOPK_RATIO="7")
+    assert "InvalidArgumentError" in done.stderr and "PACELINE_TOPK_RATIO" in done.stderr, done.stderr
+
+
+def test_switched_off_needs_no_library(tmp_path):
+    code = (
+        "import paceline.torch, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+        "m(torch.ones(1, 2)).sum().backward()\nprint('trained')\n"
+    )
+    done = python(code, PACELINE_DISABLE="1", PACELINE_LIBRARY=str(tmp_path / "none.so"))
+    assert done.stdout == "trained\n", done.stderr
+
+
+def test_two_faces_in_one_process_are_refused():
+    done = python("from paceline._activate import activate\nactivate('perseus')\nactivate('tiacc_training')")
+    assert "ImportError" in done.stderr and "perseus" in done.stderr and "tiacc_training" in done.stderr
+
+
+def test_the_package_imports_no_framework():
+    done = python("import paceline, paceline.compat, sys; print('torch' in sys.modules)")
+    assert done.stdout == "False\n", done.stderr
