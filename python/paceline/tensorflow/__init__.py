@@ -116,8 +116,9 @@ def allreduce(tensor, op=Average, name=None):
 
     tensor: anything that tf.convert_to_tensor takes, of the same shape and dtype (float32, float64, float16,
     bfloat16, int8 to int64, uint8, bool) on all ranks. Average takes floating types.
-    name: what ranks match by; equal on all ranks. Without one, the k-th unnamed all-reduce of a graph (in eager code: of
-    a shape, dtype and op) is matched with the k-th of the other ranks, which needs the same program on all of them.
+    name: what ranks match by; equal on all ranks. Without one, the k-th unnamed all-reduce of a graph (in eager code:
+    of a shape, dtype and op) is matched with the k-th of the other ranks, which needs the same program on all of
+    them.
     The gradient of Sum and Average is the same all-reduce of the gradient; Min, Max and Product have none.
 
     Raises (where the value is used) tf.errors.InvalidArgumentError with both sides when shape, dtype or op differ
