@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/crc32c.h"
+#include "base/log.h"
 
 namespace paceline::wire {
 namespace {
@@ -76,7 +77,12 @@ void Session::push_reject(Tag tag, uint64_t message, const Status& why) {
 }
 
 void Session::note(std::span<const std::byte> bytes) {
-  if (!lost_.is_ok() || bytes.size() > kNoteLimit) return;
+  if (!lost_.is_ok()) return;
+  if (bytes.size() > kNoteLimit) {  // a defect of the caller: the peer would refuse the frame
+    log::error("a note of {} bytes to {} is longer than {} and was not sent", bytes.size(), name_,
+               kNoteLimit);
+    return;
+  }
   Frame f;
   f.type = FrameType::kNote;
   push(f, bytes);

@@ -307,6 +307,7 @@ void TcpChannelImpl::run_timers() {
 }
 
 Time TcpChannelImpl::next_timer() const {
+  if (!dirty_.empty() || !shared_.events.empty()) return 0;  // posted since the last progress()
   Time t = std::min(handshake_check_at_, listener_resume_at_);
   if (!timers_.empty()) t = std::min(t, timers_.top().at);
   return t;
