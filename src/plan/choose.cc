@@ -12,6 +12,7 @@ namespace {
 
 constexpr double kLatency = 25e-6;          // seconds a hop
 constexpr double kSecondsPerByte = 0.8e-9;  // 10 Gb/s
+constexpr double kReducing = 0.25e-9;       // seconds a byte
 
 std::string size_text(uint64_t bytes) {
   if (bytes >= 1 << 20) return fmt::format("{:.4g} MiB", static_cast<double>(bytes) / (1 << 20));
@@ -47,12 +48,14 @@ Facts facts(const PlanRequest& q) {
 double rounds(int n) { return static_cast<double>(std::bit_width(static_cast<unsigned>(n - 1))); }
 
 double doubling_seconds(const Facts& f) {
-  return rounds(f.ranks) * (kLatency + static_cast<double>(f.bytes) * kSecondsPerByte);
+  return rounds(f.ranks) *
+         (kLatency + static_cast<double>(f.bytes) * (kSecondsPerByte + kReducing));
 }
 
 double ring_seconds(const Facts& f) {
   double share = 2.0 * (f.ranks - 1) / f.ranks;
-  return 2 * (f.ranks - 1) * kLatency + share * static_cast<double>(f.bytes) * kSecondsPerByte;
+  return 2 * (f.ranks - 1) * kLatency +
+         share * static_cast<double>(f.bytes) * (kSecondsPerByte + kReducing / 2);
 }
 
 Choice choose_all_reduce(const PlanRequest& q, const Facts& f) {
