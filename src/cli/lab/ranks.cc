@@ -21,8 +21,6 @@
 
 #include "base/log.h"
 
-extern char** environ;
-
 namespace paceline::lab {
 namespace {
 
@@ -54,16 +52,22 @@ class LineStream {
       out.append(pending_, at, line + 1 - at);
     }
     pending_.erase(0, at);
-    if (pending_.size() > (64U << 10)) out += prefix_ + std::exchange(pending_, {}) + "\n";
+    if (pending_.size() > (64U << 10)) append_rest(out);
     put(out);
   }
   void end() {
     if (from_ < 0) return;
-    if (!pending_.empty()) put(prefix_ + std::exchange(pending_, {}) + "\n");
+    std::string rest;
+    if (!pending_.empty()) append_rest(rest);
+    put(rest);
     close(std::exchange(from_, -1));
   }
 
  private:
+  /// What has no line end yet, as a line.
+  void append_rest(std::string& out) {
+    out.append(prefix_).append(std::exchange(pending_, {})) += '\n';
+  }
   void put(const std::string& text) const {
     for (std::size_t at = 0; at < text.size();) {
       auto n = write(to_, text.data() + at, text.size() - at);
@@ -90,12 +94,13 @@ std::vector<std::string> merged_environment(const std::map<std::string, std::str
     std::string entry(*e);
     if (over.count(entry.substr(0, entry.find('='))) == 0) merged.push_back(std::move(entry));
   }
-  for (const auto& [name, value] : over) merged.push_back(name + "=" + value);
+  for (const auto& [name, value] : over) merged.push_back(fmt::format("{}={}", name, value));
   return merged;
 }
 
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
   std::vector<char*> out;
+  out.reserve(texts.size() + 1);
   for (const auto& t : texts) out.push_back(const_cast<char*>(t.c_str()));
   out.push_back(nullptr);
   return out;

@@ -11,8 +11,6 @@
 #include <csignal>
 #include <cstring>
 
-extern char** environ;
-
 namespace paceline::lab {
 namespace {
 
