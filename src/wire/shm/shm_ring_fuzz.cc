@@ -72,7 +72,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     conversation.abort(Status(Code::kAborted, "fuzz")),
         shared.aborted = Status(Code::kAborted, "fuzz");
   if (data[0] % 4 == 2) {
-    shared.options.allocator->allocate(4096);
+    (void)shared.options.allocator->allocate(4096);
     const int fds[1] = {shared.options.allocator->fd()};
     auto arena = encode(Arena{data[1] % 2 == 0 ? 1 << 20 : ~uint64_t{0}});
     (void)send_packet(far.get(), arena, fds);
