@@ -10,10 +10,9 @@
 
 #include "base/log.h"
 #include "bootstrap/agreement.h"
-#include "bootstrap/early_channel.h"
+#include "bootstrap/channels.h"
 #include "bootstrap/join_machine.h"
 #include "bootstrap/rendezvous.h"
-#include "wire/tcp/tcp_channel.h"
 
 namespace paceline::bootstrap {
 namespace {
@@ -43,7 +42,7 @@ class Joining {
   Status meet();
   Status wait(const char* what, const std::function<Result<bool>()>& done);
   void doze(Time until);
-  std::unique_ptr<Job> finish(Topology topology);
+  Result<std::unique_ptr<Job>> finish(Topology topology);
 
   const JoinOptions& options_;
   int incarnation_;
@@ -53,7 +52,7 @@ class Joining {
   std::string prefix_;
   Time timeout_ = 0;
   Time deadline_ = kNever;
-  std::unique_ptr<wire::TcpChannel> channel_;
+  std::optional<Channels> channels_;
   wire::Events early_;
   Topology topology_;
 };
@@ -72,8 +71,8 @@ Member self_of(const Settings& settings, Rank rank, std::string address) {
 /// Sleeps until the channel has something, or the time comes.
 void Joining::doze(Time until) {
   Time left = std::clamp<Time>(until - clock_.now(), 0, kLongestSleep);
-  if (channel_ && !channel_->prepare_wait()) return;
-  pollfd waiting{channel_ ? channel_->poll_fd() : -1, POLLIN, 0};
+  if (channels_ && !channels_->tcp().prepare_wait()) return;
+  pollfd waiting{channels_ ? channels_->tcp().poll_fd() : -1, POLLIN, 0};
   timespec time{0, left};
   ::ppoll(&waiting, 1, &time, nullptr);
 }
@@ -127,7 +126,7 @@ Status Joining::listen() {
   tcp.flows = static_cast<int>(std::min<int64_t>(settings.integer("flows"), 16));
   tcp.protocol.peer_timeout =
       static_cast<Time>(settings.number("peer_timeout") * static_cast<double>(kSecond));
-  PACELINE_ASSIGN(channel_, wire::TcpChannel::listen(std::move(tcp)));
+  PACELINE_ASSIGN(channels_, Channels::open(settings, tcp));
   return {};
 }
 
@@ -136,16 +135,16 @@ Status Joining::meet() {
   JoinSpec spec;
   spec.rank = identity_.rank;
   spec.size = identity_.size;
-  spec.self = self_of(settings, identity_.rank, channel_->address());
+  spec.self = self_of(settings, identity_.rank, channels_->address());
   spec.prefix = prefix_;
   spec.build = kBuild;
   spec.wire_version = kWireVersion;
   spec.settings = agreed_settings(settings);
   spec.deadline = deadline_;
   spec.timeout = timeout_;
-  JoinMachine machine(std::move(spec), *rendezvous_.space, *channel_,
+  JoinMachine machine(std::move(spec), *rendezvous_.space, channels_->tcp(),
                       [&](Rank rank, const std::string& address, const std::string& host) {
-                        return channel_->set_peer(rank, address, host);
+                        return channels_->tcp().set_peer(rank, address, host);
                       });
   while (!machine.progress(clock_.now())) {
     doze(machine.next_timer());
@@ -156,17 +155,14 @@ Status Joining::meet() {
   return {};
 }
 
-std::unique_ptr<Job> Joining::finish(Topology topology) {
+Result<std::unique_ptr<Job>> Joining::finish(Topology topology) {
   auto job = std::make_unique<Job>();
   job->topology = std::move(topology);
   job->tree = tree_neighbours(identity_.rank, identity_.size);
   job->launcher = launcher_name(identity_.launcher);
   job->id = prefix_;
-  if (early_.empty()) {
-    job->channel = std::move(channel_);
-  } else {
-    job->channel = std::make_unique<EarlyChannel>(std::move(channel_), std::move(early_));
-  }
+  job->allocator = channels_->allocator();
+  PACELINE_ASSIGN(job->channel, std::move(*channels_).route(job->topology, std::move(early_)));
   return job;
 }
 
@@ -188,7 +184,7 @@ Result<std::unique_ptr<Job>> Joining::run() {
     return finish(std::move(topology_));
   }
   Topology alone;
-  alone.members.push_back(self_of(settings, 0, channel_->address()));
+  alone.members.push_back(self_of(settings, 0, channels_->address()));
   number_nodes(alone);
   return finish(std::move(alone));
 }

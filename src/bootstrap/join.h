@@ -17,6 +17,10 @@
 #include "bootstrap/topology.h"
 #include "wire/channel.h"
 
+namespace paceline::wire::shm {
+class ShmAllocator;
+}
+
 namespace paceline::bootstrap {
 
 /// Tags from here on belong to bootstrap; the engine uses smaller ones.
@@ -42,8 +46,10 @@ struct Job {
   Topology topology;
   TreeNeighbours tree;
   std::unique_ptr<wire::Channel> channel;  ///< knows every member's address
-  std::string launcher;                    ///< "torchrun", "Open MPI" … for the start-up line
-  std::string id;                          ///< the same on all ranks, another after each restart
+  /// Of memory that the node's other ranks read in place; nullptr where shared memory is not used.
+  std::shared_ptr<wire::shm::ShmAllocator> allocator;
+  std::string launcher;  ///< "torchrun", "Open MPI" … for the start-up line
+  std::string id;        ///< the same on all ranks, another after each restart
 };
 
 /// Blocks until every rank is there, at most the time-out. All ranks call it equally often for one

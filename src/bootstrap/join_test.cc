@@ -187,6 +187,39 @@ TEST(Join, EveryRankHasTheSameTableAndReachesEveryOther) {
   }
 }
 
+TEST(Join, RanksOfANodeShareMemoryAndOthersUseTcp) {
+  SharedStore store;
+  auto jobs = join_all(5, all(5), &store, [](Rank rank) {
+    auto variables = loopback(rank);
+    variables["PACELINE_NODE_ID"] = rank < 3 ? "a" : "b";
+    return variables;
+  });
+  for (auto& [rank, job] : jobs) {
+    ASSERT_TRUE(job) << job.status().message();
+    auto text = (*job)->channel->describe();
+    EXPECT_NE(text.find("shared memory"), std::string::npos) << text;
+    EXPECT_NE(text.find("tcp"), std::string::npos) << text;
+    EXPECT_NE((*job)->allocator, nullptr);
+  }
+  exchange(jobs);
+  leave(jobs);
+}
+
+TEST(Join, SharedMemoryAloneIsRefusedAcrossNodes) {
+  SharedStore store;
+  auto jobs = join_all(2, all(2), &store, [](Rank rank) {
+    auto variables = loopback(rank);
+    variables["PACELINE_WIRE"] = "shm";
+    variables["PACELINE_NODE_ID"] = std::to_string(rank);
+    return variables;
+  });
+  for (auto& [rank, job] : jobs) {
+    ASSERT_FALSE(job);
+    EXPECT_NE(job.status().message().find("PACELINE_WIRE=shm"), std::string::npos)
+        << job.status().message();
+  }
+}
+
 TEST(Join, OverOurOwnServer) {
   auto port = std::to_string(free_port());
   auto jobs = join_all(5, all(5), nullptr, [&](Rank) {

@@ -6,8 +6,8 @@
 #include <map>
 #include <mutex>
 
-#include "base/log.h"
 #include "bootstrap/host_address.h"
+#include "bootstrap/kv_mpi.h"
 #include "bootstrap/kv_server.h"
 #include "bootstrap/kv_tcp.h"
 
@@ -44,27 +44,15 @@ Result<HostPort> server_place(const Settings& settings, const Identity& identity
   return HostPort{identity.master_host, static_cast<uint16_t>(settings.integer("port"))};
 }
 
-/// The address that this rank listens on.
-Result<std::string> listen_address(const Settings& settings,
-                                   const std::optional<HostAddress>& master) {
-  const auto& pattern = settings.text("interface");
-  if (!pattern.empty()) {
-    bool v6 = master && master->family() == AF_INET6;
-    PACELINE_ASSIGN(auto chosen,
-                    choose_interface(pattern, interfaces(), v6, settings.source("interface")));
-    return chosen.host();
-  }
-  if (master) {
-    PACELINE_ASSIGN(auto source, route_source(*master));
-    return source.host();
-  }
-  return std::string();
+/// As written, not as resolved: Debian resolves a machine's own name to loopback, which is no use to others.
+bool names_loopback(const std::string& host) {
+  auto address = numeric_address(host, 0);
+  return host == "localhost" || (address && address->is_loopback());
 }
 
 /// No master to route to: the first interface that leads somewhere, else loopback.
 std::string any_address() {
-  auto all = interfaces();
-  auto chosen = choose_interface("^docker,virbr,veth", all, false, "");
+  auto chosen = choose_interface("^docker,virbr,veth", interfaces(), false, "");
   return chosen ? chosen->host() : "127.0.0.1";
 }
 
@@ -91,6 +79,36 @@ std::optional<std::string> process_environment(const std::string& name) {
   return value ? std::optional<std::string>(value) : std::nullopt;
 }
 
+Result<std::shared_ptr<KeyValue>> launcher_space(const Identity& identity) {
+  if (identity.launcher == Launcher::kHydra) return hydra_space();
+  bool pmix = process_environment("PMIX_NAMESPACE").has_value();
+  if (identity.launcher == Launcher::kOpenMpi || (identity.launcher == Launcher::kSlurm && pmix)) {
+    return pmix_space();
+  }
+  return Status(Code::kUnavailable,
+                fmt::format("{} offers no key-value space", launcher_name(identity.launcher)));
+}
+
+Result<std::string> own_address(const Settings& settings, const Identity& identity) {
+  std::optional<HostAddress> master;
+  if (!identity.master_host.empty()) {
+    PACELINE_ASSIGN(auto addresses, resolve(identity.master_host, 0));
+    master = addresses.front();
+  }
+  if (const auto& pattern = settings.text("interface"); !pattern.empty()) {
+    bool v6 = master && master->family() == AF_INET6;
+    PACELINE_ASSIGN(auto chosen,
+                    choose_interface(pattern, interfaces(), v6, settings.source("interface")));
+    return chosen.host();
+  }
+  bool all_here = identity.launcher != Launcher::kNone && identity.local_size == identity.size;
+  if (!master) return all_here ? "127.0.0.1" : any_address();
+  PACELINE_ASSIGN(auto source, route_source(*master));
+  if (source.is_loopback() && !all_here && !names_loopback(identity.master_host))
+    return any_address();
+  return source.host();
+}
+
 Result<Rendezvous> find_rendezvous(const JoinOptions& options, const Identity& identity) {
   const auto& settings = *options.settings;
   Rendezvous found;
@@ -100,21 +118,24 @@ Result<Rendezvous> find_rendezvous(const JoinOptions& options, const Identity& i
     if (!found.secret) found.secret = local_secret(identity);
     return found;
   }
-  std::optional<HostAddress> master;
-  if (!identity.master_host.empty()) {
-    auto addresses = resolve(identity.master_host, 0);
-    if (addresses) master = addresses->front();
-  }
   found.space = options.store;
+  bool server_is_named = !settings.text("rendezvous").empty();
+  if (!found.space && !server_is_named) {
+    auto space = launcher_space(identity);
+    bool needed = identity.launcher == Launcher::kHydra || identity.launcher == Launcher::kOpenMpi;
+    if (!space && needed && identity.master_host.empty()) return space.status();
+    if (space) found.space = *space;
+  }
   if (found.space) {
-    PACELINE_ASSIGN(found.bind_address, listen_address(settings, master));
-    if (found.bind_address.empty()) found.bind_address = any_address();
+    PACELINE_ASSIGN(found.bind_address, own_address(settings, identity));
     return found;
   }
 
   PACELINE_ASSIGN(auto place, server_place(settings, identity));
   PACELINE_ASSIGN(auto addresses, resolve(place.host, place.port));
-  PACELINE_ASSIGN(found.bind_address, listen_address(settings, addresses.front()));
+  Identity towards = identity;
+  towards.master_host = place.host;
+  PACELINE_ASSIGN(found.bind_address, own_address(settings, towards));
   PACELINE_ASSIGN(auto own, numeric_address(found.bind_address, 0));
   if (!found.secret) {
     if (!addresses.front().is_loopback() || !own.is_loopback()) {
@@ -127,13 +148,8 @@ Result<Rendezvous> find_rendezvous(const JoinOptions& options, const Identity& i
               place.host));
     }
     found.secret = local_secret(identity);
-    if (identity.rank == 0 && !settings.flag("quiet") && log::first("local-secret")) {
-      log::info(
-          "no PACELINE_SECRET: all ranks listen on loopback, with a secret derived from this "
-          "machine");
-    }
   }
-  bool elsewhere = identity.launcher == Launcher::kPaceline && settings.is_set("rendezvous");
+  bool elsewhere = identity.launcher == Launcher::kPaceline && server_is_named;
   PACELINE_ASSIGN(found.space,
                   open_server_space(place, addresses.front(), identity, *found.secret, elsewhere));
   return found;

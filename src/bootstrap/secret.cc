@@ -62,11 +62,11 @@ Result<std::optional<Secret>> find_secret(const Settings& settings, const Identi
               "-hex 32)",
               text.size(), kShortest));
     }
-    return std::optional(Secret{SecretSource::kSetting, derive(text, "paceline secret")});
+    return std::optional(Secret{SecretSource::kSetting, secret_from_text(text)});
   }
   if (const auto& path = settings.text("secret_file"); !path.empty()) {
     PACELINE_ASSIGN(auto text, read_secret_file(path));
-    return std::optional(Secret{SecretSource::kFile, derive(text, "paceline secret")});
+    return std::optional(Secret{SecretSource::kFile, secret_from_text(text)});
   }
   if (identity.launcher == Launcher::kOpenMpi) {
     auto key = get("OMPI_MCA_orte_precondition_transports");
@@ -80,6 +80,10 @@ Result<std::optional<Secret>> find_secret(const Settings& settings, const Identi
 Secret local_secret(const Identity& identity) {
   auto text = fmt::format("{} {} {}", node_identity(), ::getuid(), identity.job);
   return {SecretSource::kLocal, derive(text, "paceline local")};
+}
+
+std::vector<std::byte> secret_from_text(const std::string& text) {
+  return derive(text, "paceline secret");
 }
 
 std::string make_secret() {

@@ -33,6 +33,8 @@ Result<std::optional<Secret>> find_secret(const Settings& settings, const Identi
 /// For jobs whose ranks all listen on loopback: no other machine can connect; other users of this
 /// one can guess it.
 Secret local_secret(const Identity& identity);
+/// The key that PACELINE_SECRET=text stands for.
+std::vector<std::byte> secret_from_text(const std::string& text);
 /// 32 random bytes as hexadecimal digits.
 std::string make_secret();
 

@@ -1,17 +1,28 @@
 // `paceline run`: starts one process a rank, here and over ssh, and tells each who it is.
+#include <arpa/inet.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <random>
+#include <filesystem>
+#include <set>
 
+#include "base/clock.h"
+#include "bootstrap/host_address.h"
+#include "bootstrap/kv_server.h"
+#include "bootstrap/launch.h"
+#include "bootstrap/secret.h"
 #include "cli/commands.h"
 #include "cli/run_hosts.h"
 #include "cli/run_job.h"
+#include "cli/run_remote.h"
 
 namespace paceline::cli {
 namespace {
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
 
 struct RunOptions {
   int np = 0;
@@ -38,36 +49,158 @@ Result<std::vector<Placement>> placements(const RunOptions& options) {
   return place(hosts, options.np);
 }
 
-std::string random_hex(int bytes) {
-  std::random_device source;
-  std::string text;
-  for (int i = 0; i < bytes; ++i) text += fmt::format("{:02x}", source() & 0xff);
-  return text;
+std::string bare_host(const std::string& host) { return host.substr(host.find('@') + 1); }
+
+/// This machine's address as the ranks see it: loopback when all are here, else the one of the route to the first
+/// other host, or what PACELINE_INTERFACE says.
+Result<bootstrap::HostAddress> launcher_address(const std::vector<Placement>& places) {
+  auto remote =
+      std::find_if(places.begin(), places.end(), [](auto& place) { return !place.local; });
+  if (remote == places.end()) return bootstrap::numeric_address("127.0.0.1", 0);
+  PACELINE_ASSIGN(auto addresses, bootstrap::resolve(bare_host(remote->host), 0));
+  if (const char* pattern = std::getenv("PACELINE_INTERFACE");
+      pattern != nullptr && *pattern != '\0') {
+    return bootstrap::choose_interface(pattern, bootstrap::interfaces(),
+                                       addresses.front().family() == AF_INET6,
+                                       "PACELINE_INTERFACE");
+  }
+  return bootstrap::route_source(addresses.front());
 }
 
-Result<int> run(const RunOptions& options, const std::vector<std::string>& words) {
-  PACELINE_ASSIGN(auto places, placements(options));
-  std::vector<std::pair<std::string, std::string>> common;
-  common.emplace_back("PACELINE_SIZE", std::to_string(places.size()));
-  common.emplace_back("PACELINE_JOB_ID", random_hex(8));
+std::string host_port(const std::string& host, int port) {
+  return host.find(':') == std::string::npos ? fmt::format("{}:{}", host, port)
+                                             : fmt::format("[{}]:{}", host, port);
+}
+
+/// -x NAME=VALUE, or NAME with this process's value.
+Result<Variables> exported_variables(const RunOptions& options) {
+  Variables variables;
+  for (const auto& entry : options.exported) {
+    auto name = entry.substr(0, entry.find('='));
+    auto is_name = !name.empty() &&
+                   (std::isalpha(static_cast<unsigned char>(name[0])) || name[0] == '_') &&
+                   std::all_of(name.begin(), name.end(),
+                               [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+    if (!is_name) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("-x {}: '{}' is no variable's name", entry, name));
+    }
+    if (name.size() < entry.size()) {
+      variables.emplace_back(name, entry.substr(name.size() + 1));
+    } else if (const char* value = std::getenv(name.c_str())) {
+      variables.emplace_back(name, value);
+    } else {
+      return Status(
+          Code::kInvalidArgument,
+          fmt::format("-x {}: the variable is not set here; give -x {}=VALUE", name, name));
+    }
+  }
+  return variables;
+}
+
+bool starts_with_any(std::string_view name, std::initializer_list<std::string_view> prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [&](auto prefix) { return name.starts_with(prefix); });
+}
+
+/// What a remote rank needs to find programs and to see the same settings; -x adds to it.
+Variables forwarded_variables() {
+  Variables variables;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    std::string_view text = *entry;
+    auto name = text.substr(0, text.find('='));
+    bool ours = starts_with_any(
+        name, {"PACELINE_", "PERSEUS_", "LIGHT_", "TIACC_TRAINING_", "HOROVOD_", "NCCL_"});
+    if (ours || name == "PATH" || name == "LD_LIBRARY_PATH" || name == "PYTHONPATH" ||
+        name == "VIRTUAL_ENV") {
+      variables.emplace_back(name, text.substr(std::min(text.size(), name.size() + 1)));
+    }
+  }
+  return variables;
+}
+
+Variables rank_variables(const Placement& place, std::size_t size) {
+  auto rank = std::to_string(place.rank);
+  auto local = std::to_string(place.local_rank);
+  auto local_size = std::to_string(place.local_size);
+  return {{"PACELINE_RANK", rank},
+          {"PACELINE_SIZE", std::to_string(size)},
+          {"PACELINE_LOCAL_RANK", local},
+          {"PACELINE_LOCAL_SIZE", local_size},
+          {"RANK", rank},
+          {"WORLD_SIZE", std::to_string(size)},
+          {"LOCAL_RANK", local},
+          {"LOCAL_WORLD_SIZE", local_size}};
+}
+
+/// What would make a rank think that another launcher started it.
+std::vector<std::string> foreign_variables() {
+  return {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK",
+          "PACELINE_SECRET_FILE"};
+}
+
+struct Launch {
+  std::unique_ptr<bootstrap::KvServer> server;
   std::vector<JobProcess> processes;
+};
+
+Result<Launch> prepare(const RunOptions& options, const std::vector<std::string>& words) {
+  PACELINE_ASSIGN(auto places, placements(options));
+  PACELINE_ASSIGN(auto exported, exported_variables(options));
+  PACELINE_ASSIGN(auto own, launcher_address(places));
+  const char* given = std::getenv("PACELINE_SECRET");
+  std::string secret = given != nullptr && *given != '\0' ? given : bootstrap::make_secret();
+
+  Launch launch;
+  PACELINE_ASSIGN(launch.server,
+                  bootstrap::KvServer::start(
+                      {.address = own.host(), .secret = bootstrap::secret_from_text(secret)}));
+  Variables common;
+  common.emplace_back("PACELINE_RENDEZVOUS", host_port(own.host(), launch.server->port()));
+  common.emplace_back("PACELINE_SECRET", secret);
+  common.emplace_back("PACELINE_JOB_ID", bootstrap::make_secret().substr(0, 16));
+  bool first_is_here = places.front().local;
+  common.emplace_back("MASTER_ADDR", first_is_here ? own.host() : bare_host(places.front().host));
+  PACELINE_ASSIGN(auto port, bootstrap::free_port(own.host()));
+  common.emplace_back("MASTER_PORT", std::to_string(port));
+  if (options.start_timeout > 0) {
+    common.emplace_back("PACELINE_START_TIMEOUT", fmt::format("{:g}", options.start_timeout));
+  }
+  const char* agent = std::getenv("PACELINE_SSH");
+  std::error_code no_directory;
+  auto directory = std::filesystem::current_path(no_directory).string();
   for (const auto& place : places) {
     JobProcess process;
     process.rank = place.rank;
     process.where = place.host;
-    process.command.arguments = words;
-    process.command.environment = common;
-    process.command.environment.emplace_back("PACELINE_RANK", std::to_string(place.rank));
-    process.command.environment.emplace_back("PACELINE_LOCAL_RANK",
-                                             std::to_string(place.local_rank));
-    process.command.environment.emplace_back("PACELINE_LOCAL_SIZE",
-                                             std::to_string(place.local_size));
-    processes.push_back(std::move(process));
+    Variables variables = place.local ? Variables() : forwarded_variables();
+    for (const auto* more : {&common, &exported})
+      variables.insert(variables.end(), more->begin(), more->end());
+    for (auto& entry : rank_variables(place, places.size())) variables.push_back(std::move(entry));
+    if (place.local) {
+      process.command = {
+          .arguments = words, .environment = variables, .unset = foreign_variables()};
+    } else {
+      process.remote = true;
+      process.first_input = remote_script(variables, directory, words);
+      process.command.arguments = ssh_arguments(agent != nullptr && *agent != '\0' ? agent : "ssh",
+                                                place.host, process.first_input.size());
+    }
+    launch.processes.push_back(std::move(process));
   }
+  if (places.front().local && ::isatty(0) == 0) launch.processes.front().command.input = 0;
+  return launch;
+}
+
+Result<int> run(const RunOptions& options, const std::vector<std::string>& words) {
+  PACELINE_ASSIGN(auto launch, prepare(options, words));
   JobOptions job;
   job.prefix_output = options.prefix_output;
   job.output_directory = options.output_directory;
-  return run_job(processes, job);
+  SteadyClock clock;
+  job.service_fd = launch.server->poll_fd();
+  job.service = [&] { launch.server->serve(clock.now()); };
+  return run_job(launch.processes, job);
 }
 
 }  // namespace
@@ -111,9 +244,15 @@ void add_run(CLI::App& app, Invocation& invocation) {
   command->add_flag("--prefix-output", options->prefix_output, "mark each line with its rank");
   command->add_option("--output-filename", options->output_directory,
                       "also write DIR/rank.N/stdout and stderr");
-  command->add_option("--start-timeout", options->start_timeout,
-                      "seconds until all ranks must have joined (default: PACELINE_START_TIMEOUT)");
-  command->footer("paceline run [OPTIONS] [--] COMMAND [ARGUMENTS…]");
+  command
+      ->add_option("--start-timeout", options->start_timeout,
+                   "seconds until all ranks must have joined (default: PACELINE_START_TIMEOUT)")
+      ->check(CLI::PositiveNumber);
+  command->footer(
+      "paceline run [OPTIONS] [--] COMMAND [ARGUMENTS…]\n"
+      "Hosts other than this one are reached by ssh without passwords; PACELINE_SSH replaces the "
+      "program,\n"
+      "with its options: PACELINE_SSH='ssh -p 2222'.");
   command->callback([options, &invocation] {
     if (invocation.command.empty()) throw CLI::RequiredError("COMMAND");
     auto code = run(*options, invocation.command);

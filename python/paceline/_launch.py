@@ -1,0 +1,33 @@
+"""Torch's variables from whatever launcher started this process."""
+
+import ctypes
+import os
+
+from paceline import _library
+from paceline.errors import from_code
+
+_CAPACITY = 4096
+
+
+def supply_environment(face="paceline"):
+    """Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT where they are missing.
+
+    Under plain mpirun (Open MPI, MPICH) rank 0 picks an address and a free port and tells the others through the
+    launcher's own key-value space, so every rank has to call this; under Slurm they follow from its variables. Does
+    nothing under torchrun and `paceline run`, which set them, and without a launcher. What the user has set stays.
+    Returns what was set. Raises a PacelineError that names what is wrong.
+    """
+    if all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
+        return {}
+    library = _library.load()
+    function = library.paceline_launch_environment
+    function.restype = ctypes.c_int
+    function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+    text = ctypes.create_string_buffer(_CAPACITY)
+    code = function(face.encode(), text, _CAPACITY)
+    if code:
+        raise from_code(code, library.paceline_error(None).decode())
+    given = dict(line.split("=", 1) for line in text.value.decode().splitlines())
+    added = {name: value for name, value in given.items() if name not in os.environ}
+    os.environ.update(added)
+    return added

@@ -1,0 +1,213 @@
+// The key-value server under good clients and bad ones, over real sockets.
+#include "bootstrap/kv_tcp.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <functional>
+#include <map>
+#include <random>
+
+#include "bootstrap/kv_server.h"
+#include "bootstrap/secret.h"
+
+namespace paceline::bootstrap {
+namespace {
+
+std::vector<std::byte> secret(const char* text) { return secret_from_text(text); }
+
+class KvTcp : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    KvServerOptions options;
+    options.address = "127.0.0.1";
+    options.secret = secret("the secret of this job");
+    options.stranger_limit = 8;
+    options.proof_timeout = 200 * kMillisecond;
+    auto started = KvServer::start(options);
+    ASSERT_TRUE(started) << started.status().message();
+    server = std::move(*started);
+  }
+  std::unique_ptr<TcpKeyValue> client(const char* text = "the secret of this job") {
+    auto opened = TcpKeyValue::open("127.0.0.1", server->port(), secret(text), nullptr);
+    EXPECT_TRUE(opened);
+    return std::move(opened).value();
+  }
+  /// Serves everyone until `done`, at most ten seconds.
+  bool turn(const std::vector<TcpKeyValue*>& clients, const std::function<bool()>& done) {
+    SteadyClock clock;
+    Time end = clock.now() + 10 * kSecond;
+    while (clock.now() < end) {
+      server->serve(clock.now());
+      for (auto* c : clients) last = c->poll(clock.now());
+      if (done()) return true;
+      ::usleep(200);
+    }
+    return false;
+  }
+  int raw() {
+    int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    auto at = numeric_address("127.0.0.1", server->port());
+    EXPECT_EQ(::connect(fd, at->get(), at->length), 0);
+    return fd;
+  }
+  bool works() {
+    auto a = client();
+    auto b = client();
+    auto key = "key " + std::to_string(++keys);
+    EXPECT_TRUE(a->put(key, "value").is_ok());
+    return turn({a.get(), b.get()}, [&] {
+      auto got = b->get(key);
+      return got && *got && **got == "value";
+    });
+  }
+  std::unique_ptr<KvServer> server;
+  Status last;
+  int keys = 0;
+};
+
+TEST_F(KvTcp, AGetWaitsForItsPut) {
+  auto a = client();
+  auto b = client();
+  EXPECT_FALSE(*b->get("later"));
+  ASSERT_TRUE(
+      turn({a.get(), b.get()}, [&] { return a->trouble().is_ok() && b->trouble().is_ok(); }));
+  std::string value(kValueLimit, '\0');
+  std::mt19937_64 random(5);
+  for (auto& c : value) c = static_cast<char>(random());
+  ASSERT_TRUE(a->put("later", value).is_ok());
+  ASSERT_TRUE(turn({a.get(), b.get()}, [&] { return b->get("later")->has_value(); }));
+  EXPECT_EQ(**b->get("later"), value);
+}
+
+TEST_F(KvTcp, AWrongSecretIsRefusedAndTheJobGoesOn) {
+  auto stranger = client("a secret of another job");
+  ASSERT_TRUE(turn({stranger.get()}, [&] { return !last.is_ok(); }));
+  EXPECT_EQ(last.code(), Code::kUnauthenticated) << last.message();
+  EXPECT_EQ(server->refused(), 1U);
+  EXPECT_TRUE(works());
+}
+
+TEST_F(KvTcp, AServerWithoutTheSecretIsNotBelieved) {
+  KvServerOptions options;
+  options.address = "127.0.0.1";
+  options.secret = secret("not the secret of the job");
+  auto other = KvServer::start(options);
+  ASSERT_TRUE(other);
+  std::swap(server, *other);
+  auto c = client();
+  ASSERT_TRUE(turn({c.get()}, [&] { return !last.is_ok(); }));
+  EXPECT_EQ(last.code(), Code::kUnauthenticated);
+}
+
+TEST_F(KvTcp, RandomBytesTruncatedAndOverlongFramesAreRefusedAndTheJobGoesOn) {
+  std::mt19937_64 random(11);
+  SteadyClock clock;
+  for (int round = 0; round < 40; ++round) {
+    int fd = raw();
+    std::vector<std::byte> bytes(1 + random() % 9000);
+    for (auto& b : bytes) b = static_cast<std::byte>(random());
+    if (round % 4 == 1)
+      bytes = {std::byte{0xff}, std::byte{0xff}, std::byte{0xff}, std::byte{0x7f}};
+    if (round % 4 == 2) {  // a frame that ends early
+      bytes.clear();
+      append_frame({.kind = FrameKind::kProof}, bytes);
+      bytes.resize(bytes.size() / 2);
+    }
+    if (round % 4 == 3) {  // asks before it has proven itself
+      bytes.clear();
+      append_frame({.kind = FrameKind::kGet, .key = "secret"}, bytes);
+    }
+    [[maybe_unused]] auto n = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    server->serve(clock.now());
+    if (round % 4 != 2) ::shutdown(fd, SHUT_WR);
+    server->serve(clock.now());
+    ::close(fd);
+  }
+  EXPECT_GE(server->refused(), 20U);
+  EXPECT_TRUE(works());
+  EXPECT_TRUE(turn({}, [&] { return server->connections() == 0; }));
+}
+
+TEST_F(KvTcp, SilentStrangersCantKeepRanksOut) {
+  std::vector<int> strangers;
+  for (int i = 0; i < 40; ++i) strangers.push_back(raw());
+  EXPECT_TRUE(works());
+  EXPECT_LE(server->connections(), 8U + 2U);
+  EXPECT_TRUE(turn({}, [&] { return server->connections() == 0; }))
+      << "they are dropped after the time-out";
+  for (int fd : strangers) ::close(fd);
+}
+
+TEST_F(KvTcp, AClientConnectsAgainAndSaysAgainWhatItPut) {
+  auto a = client();
+  ASSERT_TRUE(a->put("before", "1").is_ok());
+  ASSERT_TRUE(turn({a.get()}, [&] { return a->trouble().is_ok(); }));
+  auto port = server->port();
+  server.reset();
+  KvServerOptions options;
+  options.address = "127.0.0.1";
+  options.port = port;
+  options.secret = secret("the secret of this job");
+  auto again = KvServer::start(options);
+  ASSERT_TRUE(again) << again.status().message();
+  server = std::move(*again);
+  auto b = client();
+  EXPECT_TRUE(turn({a.get(), b.get()}, [&] { return b->get("before")->has_value(); }));
+}
+
+TEST(Secret, TooShortAndReadableByOthersAreRefused) {
+  auto none = [](const std::string&) { return std::optional<std::string>(); };
+  auto with = [&](std::map<std::string, std::string> variables) -> Result<std::optional<Secret>> {
+    auto get = [&](const std::string& name) -> std::optional<std::string> {
+      return variables.contains(name) ? std::optional(variables[name]) : std::nullopt;
+    };
+    PACELINE_ASSIGN(auto settings, Settings::load(Face::kPaceline, get,
+                                                  [] { return std::vector<std::string>(); }));
+    return find_secret(settings, Identity(), none);
+  };
+  EXPECT_FALSE(with({{"PACELINE_SECRET", "short"}}));
+  char path[] = "/tmp/paceline-secret-XXXXXX";
+  int fd = ::mkstemp(path);
+  ASSERT_EQ(::write(fd, "sixteen characters\n", 19), 19);
+  ASSERT_EQ(::fchmod(fd, 0600), 0);
+  auto good = with({{"PACELINE_SECRET_FILE", path}});
+  ASSERT_TRUE(good && *good) << good.status().message();
+  auto same = with({{"PACELINE_SECRET", "sixteen characters"}});
+  EXPECT_EQ((*good)->bytes, (*same)->bytes);
+  ASSERT_EQ(::fchmod(fd, 0644), 0);
+  auto open = with({{"PACELINE_SECRET_FILE", path}});
+  ASSERT_FALSE(open);
+  EXPECT_NE(open.status().message().find("chmod 600"), std::string::npos);
+  ::close(fd);
+  ::unlink(path);
+}
+
+TEST(Interface, NcclsSyntax) {
+  auto make = [](const char* name, const char* address) {
+    return InterfaceAddress{name, *numeric_address(address, 0)};
+  };
+  std::vector<InterfaceAddress> all{make("lo", "127.0.0.1"),   make("docker0", "172.17.0.1"),
+                                    make("eth0", "10.0.0.1"),  make("eth0", "fd00::1"),
+                                    make("eth01", "10.0.1.1"), make("ib0", "10.1.0.1")};
+  auto pick = [&](const char* pattern, bool v6 = false) {
+    auto chosen = choose_interface(pattern, all, v6, "PACELINE_INTERFACE");
+    return chosen ? chosen->host() : chosen.status().message();
+  };
+  EXPECT_EQ(pick("eth"), "10.0.0.1");
+  EXPECT_EQ(pick("=eth01"), "10.0.1.1");
+  EXPECT_EQ(pick("ib,eth"), "10.0.0.1") << "the system's order";
+  EXPECT_EQ(pick("^docker"), "10.0.0.1");
+  EXPECT_EQ(pick("^docker,eth"), "10.1.0.1");
+  EXPECT_EQ(pick("^=eth0,docker0"), "10.0.1.1");
+  EXPECT_EQ(pick("eth0", true), "fd00::1");
+  EXPECT_EQ(pick("lo"), "127.0.0.1");
+  auto missing = pick("wlan");
+  for (const char* name : {"wlan", "eth0", "ib0", "docker0"})
+    EXPECT_NE(missing.find(name), std::string::npos);
+}
+
+}  // namespace
+}  // namespace paceline::bootstrap

@@ -1,0 +1,32 @@
+#include "bootstrap/launch.h"
+
+#include "capi/handle.h"
+
+using namespace paceline;  // NOLINT: the function below is the C ABI's
+using namespace paceline::capi;
+
+namespace {
+
+Result<std::string> variables(const char* face) {
+  PACELINE_ASSIGN(auto parsed, parse_face(face == nullptr ? "" : face));
+  PACELINE_ASSIGN(auto settings, Settings::load(parsed));
+  PACELINE_ASSIGN(auto found, bootstrap::launch_environment(settings));
+  std::string lines;
+  for (const auto& [name, value] : found) lines += name + "=" + value + "\n";
+  return lines;
+}
+
+}  // namespace
+
+extern "C" {
+
+paceline_code paceline_launch_environment(const char* face, char* text, size_t capacity) {
+  return guarded([&] {
+    auto lines = variables(face);
+    if (!lines) return report(lines.status());
+    if (lines->size() >= capacity) return invalid("the text that takes the variables is too short");
+    copy_text(*lines, text, capacity);
+    return report(Status::ok());
+  });
+}
+}

@@ -1,0 +1,67 @@
+#include "cli/run_remote.h"
+
+#include <fmt/format.h>
+
+#include <sstream>
+
+namespace paceline::cli {
+
+std::string shell_quote(const std::string& text) {
+  std::string quoted = "'";
+  for (char c : text) {
+    if (c == '\'') {
+      quoted += "'\\''";
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "'";
+}
+
+std::string remote_script(const std::vector<std::pair<std::string, std::string>>& environment,
+                          const std::string& directory, const std::vector<std::string>& command) {
+  std::string words;
+  for (const auto& word : command) words += " " + shell_quote(word);
+  std::string script;
+  for (const auto& [name, value] : environment)
+    script += fmt::format("export {}={}\n", name, shell_quote(value));
+  script += fmt::format(
+      "cd {} || {{ echo \"paceline run: no such directory on $(uname -n)\" >&2; exit 126; }}\n",
+      shell_quote(directory));
+  // setsid makes the command the leader of a group of its own: kill -- -$child reaches all of it.
+  script += fmt::format("setsid{} </dev/null &\nchild=$!\n", words);
+  script +=
+      "exec 3<&0 </dev/null\n"
+      "( trap '' TERM HUP INT\n"
+      "  while read -r signal <&3; do kill -s \"$signal\" -- -$child 2>/dev/null; done\n"
+      "  kill -s TERM -- -$child 2>/dev/null; sleep 2; kill -s KILL -- -$child 2>/dev/null ) "
+      ">/dev/null 2>&1 &\n"
+      "watcher=$!\n"
+      "exec 3<&-\n"
+      "trap '' HUP TERM INT\n"
+      "wait $child; code=$?\n"
+      "kill -s KILL -- -$child 2>/dev/null\n"
+      "kill -s KILL $watcher 2>/dev/null\n"
+      "exit $code\n";
+  return script;
+}
+
+std::vector<std::string> ssh_arguments(const std::string& agent, const std::string& host,
+                                       std::size_t script_bytes) {
+  std::vector<std::string> arguments;
+  std::istringstream words(agent);
+  for (std::string word; words >> word;) arguments.push_back(word);
+  // BatchMode: an unknown key or a password is an error, not a question that nobody sees.
+  for (const char* option :
+       {"-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=10", "-T"}) {
+    arguments.emplace_back(option);
+  }
+  arguments.push_back(host);
+  // dd takes exactly the script off the stream, byte by byte: what follows are signals' names. The user's login
+  // shell may be any: it sees one quoted word.
+  arguments.push_back(
+      fmt::format("exec /bin/sh -c 'eval \"$(dd bs=1 count={} 2>/dev/null)\"'", script_bytes));
+  return arguments;
+}
+
+}  // namespace paceline::cli

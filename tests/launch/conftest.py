@@ -1,0 +1,67 @@
+"""Helpers of the launcher tests: a clean environment, bounded processes, free ports."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WORKER = ROOT / "tests" / "launch" / "worker.py"
+#: What would make a process think that some launcher started it.
+FOREIGN = ("PACELINE_", "PERSEUS_", "SLURM_", "OMPI_", "PMI", "MPI_", "TORCHELASTIC_", "HYDRA_")
+TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def clean_environment(**more):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN) and k not in TORCH}
+    env["PYTHONPATH"] = str(ROOT / "python")
+    env["OMP_NUM_THREADS"] = "1"
+    env.update({k: str(v) for k, v in more.items()})
+    return env
+
+
+def run(command, timeout=120, **environment):
+    """Runs to the end; its whole session is gone after the time-out."""
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(**environment),
+        start_new_session=True,
+        cwd=ROOT,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        out, err = process.communicate()
+        raise AssertionError(f"{command} did not end within {timeout} s\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def expect_ranks(result, size):
+    assert result.returncode == 0, result.stdout + result.stderr
+    for rank in range(size):
+        assert f"rank {rank} size {size} nodes 1 ok" in result.stdout, result.stdout + result.stderr
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture
+def paceline():
+    return ROOT / "build" / "bin" / "paceline"
+
+
+@pytest.fixture
+def python():
+    return sys.executable

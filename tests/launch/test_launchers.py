@@ -1,0 +1,151 @@
+"""The same small program under every launcher, as real processes on this machine."""
+
+import subprocess
+
+import pytest
+from conftest import ROOT, WORKER, clean_environment, expect_ranks, run
+
+
+def test_a_process_on_its_own(python):
+    expect_ranks(run([python, WORKER]), 1)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_paceline_run(paceline, python, size):
+    expect_ranks(run([paceline, "run", "-np", size, python, WORKER]), size)
+
+
+def test_destroy_and_make_again(paceline, python):
+    expect_ranks(run([paceline, "run", "-np", 3, "--", python, WORKER, "--rounds", 4]), 3)
+
+
+def test_open_mpi(python):
+    command = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", 4, python, WORKER]
+    expect_ranks(run(command), 4)
+
+
+def test_open_mpi_again_in_one_process(python):
+    command = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", 2, python, WORKER, "--rounds", 3]
+    expect_ranks(run(command), 2)
+
+
+def test_mpich(python):
+    expect_ranks(run(["mpirun.mpich", "-np", 4, python, WORKER]), 4)
+
+
+def test_mpich_again_in_one_process(python):
+    expect_ranks(run(["mpirun.mpich", "-np", 2, python, WORKER, "--rounds", 3]), 2)
+
+
+def torchrun(python, port, *more):
+    return [python, "-m", "torch.distributed.run", "--nproc_per_node", 3, "--master_addr", "127.0.0.1",
+            "--master_port", port, *more]  # fmt: skip
+
+
+def test_torchrun(python, free_port):
+    result = run([*torchrun(python, free_port), WORKER], PACELINE_PORT=free_port + 1 if free_port < 65535 else 6667)
+    expect_ranks(result, 3)
+
+
+def test_torchrun_restart(python, free_port, tmp_path):
+    mark = tmp_path / "failed-once"
+    command = [*torchrun(python, free_port, "--max_restarts", 1), WORKER, "--fail-once", mark]
+    result = run(command, PACELINE_PORT=free_port + 1 if free_port < 65535 else 6667)
+    assert mark.exists()
+    expect_ranks(result, 3)
+
+
+def ranks_by_hand(python, environments, timeout=60):
+    """Real processes with the variables that a launcher which can't run here would set."""
+    processes = [
+        subprocess.Popen([python, WORKER], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=ROOT)
+        for env in environments
+    ]
+    try:
+        return [(p.communicate(timeout=timeout)[0], p.returncode) for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+            p.wait()
+
+
+def test_slurms_variables(python, free_port):
+    results = ranks_by_hand(
+        python,
+        [
+            clean_environment(
+                SLURM_PROCID=r, SLURM_NTASKS=3, SLURM_STEP_NUM_TASKS=3, SLURM_LOCALID=r, SLURM_JOB_ID=41,
+                SLURM_STEP_ID=0, SLURM_STEP_NODELIST="localhost", PACELINE_PORT=free_port,
+            )  # fmt: skip
+            for r in range(3)
+        ],
+    )
+    for rank, (text, code) in enumerate(results):
+        assert code == 0 and f"rank {rank} size 3 nodes 1 ok" in text, text
+
+
+def test_contradictory_environment_is_named(python):
+    result = run([python, WORKER], RANK=4, WORLD_SIZE=4)
+    assert result.returncode != 0
+    assert "RANK=4" in result.stderr and "WORLD_SIZE=4" in result.stderr, result.stderr
+
+
+def test_a_rank_that_never_comes_is_named(python, free_port):
+    environment = {"WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "PACELINE_PORT": free_port}
+    script = (
+        "from paceline.communicator import Communicator\n"
+        "try:\n  Communicator(timeout=2)\nexcept Exception as e:\n  print(type(e).__name__, e)\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [python, "-c", script], stdout=subprocess.PIPE, text=True, env=clean_environment(RANK=r, **environment)
+        )
+        for r in (0, 1)
+    ]
+    for process in processes:
+        text, _ = process.communicate(timeout=60)
+        assert "rank 2 of 3 never came" in text, text
+
+
+MP_SPAWN = """
+import sys, torch.multiprocessing as mp
+sys.path.insert(0, {tests!r})
+import worker
+from paceline import communicator
+
+def main(rank, size):
+    comm = communicator.Communicator(rank=rank, size=size, timeout=60)
+    worker.all_reduce(comm, 1000)
+    print(f"rank {{comm.rank}} size {{comm.size}} nodes {{comm.identity.node_count}} ok", flush=True)
+    comm.close()
+
+if __name__ == "__main__":
+    mp.spawn(main, (3,), 3)
+"""
+
+
+def test_mp_spawn(python, free_port, tmp_path):
+    script = tmp_path / "spawned.py"
+    script.write_text(MP_SPAWN.format(tests=str(WORKER.parent)))
+    result = run([python, script], MASTER_ADDR="127.0.0.1", PACELINE_PORT=free_port)
+    expect_ranks(result, 3)
+
+
+LAUNCH = """
+from paceline import _launch
+_launch.supply_environment()
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "local", os.environ["LOCAL_RANK"],
+      "at", os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("mpirun", [["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"], ["mpirun.mpich"]])
+def test_torchs_variables_under_plain_mpirun(python, mpirun):
+    result = run([*mpirun, "-np", 3, python, "-c", LAUNCH])
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = sorted(line for line in result.stdout.splitlines() if line.startswith("rank"))
+    assert [line.split(" at ")[0] for line in lines] == [f"rank {r} of 3 local {r}" for r in range(3)]
+    places = {line.split(" at ")[1] for line in lines}
+    assert len(places) == 1, places
+    host, port = places.pop().rsplit(":", 1)
+    assert host and 0 < int(port) < 65536

@@ -1,0 +1,220 @@
+"""`paceline run`: output, exit codes, signals, clean-up, remote hosts by a real sshd on loopback."""
+
+import getpass
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+from conftest import ROOT, WORKER, clean_environment, expect_ranks, run
+
+
+def alive(mark):
+    """Processes whose command line holds `mark`."""
+    found = []
+    for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark.encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(condition, seconds=15):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_prefix_and_files(paceline, tmp_path):
+    result = run([paceline, "run", "-np", 2, "--prefix-output", "--output-filename", tmp_path, "--",
+                  "sh", "-c", "echo out $PACELINE_RANK; echo err $PACELINE_RANK >&2"])  # fmt: skip
+    assert result.returncode == 0
+    assert sorted(result.stdout.splitlines()) == ["[0]<stdout> out 0", "[1]<stdout> out 1"]
+    assert sorted(result.stderr.splitlines()) == ["[0]<stderr> err 0", "[1]<stderr> err 1"]
+    assert (tmp_path / "rank.1" / "stdout").read_text() == "out 1\n"
+    assert (tmp_path / "rank.0" / "stderr").read_text() == "err 0\n"
+
+
+def test_lines_of_ranks_never_mix(paceline):
+    result = run([paceline, "run", "-np", 4, "--", "sh", "-c",
+                  'for i in $(seq 300); do printf "%s" "$PACELINE_RANK$PACELINE_RANK"; echo "$PACELINE_RANK"; done'])  # fmt: skip
+    lines = result.stdout.splitlines()
+    assert len(lines) == 1200
+    assert set(lines) == {"000", "111", "222", "333"}
+
+
+def test_the_first_failure_is_ours_and_ends_the_others(paceline):
+    mark = f"87654.{os.getpid()}"
+    begin = time.monotonic()
+    result = run([paceline, "run", "-np", 3, "--", "sh", "-c",
+                  f"[ $PACELINE_RANK = 1 ] && exit 7; sleep {mark} & wait"])  # fmt: skip
+    assert result.returncode == 7
+    assert "rank 1" in result.stderr and "exit code 7" in result.stderr
+    assert time.monotonic() - begin < 10
+    assert wait_until(lambda: not alive(mark)), "a rank's child was left behind"
+
+
+def test_a_signal_that_ends_a_rank_is_named(paceline):
+    result = run([paceline, "run", "-np", 2, "--", "sh", "-c", "[ $PACELINE_RANK = 0 ] && kill -9 $$; sleep 100"])
+    assert result.returncode == 137
+    assert "rank 0" in result.stderr and "signal 9" in result.stderr
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(paceline):
+    begin = time.monotonic()
+    result = run([paceline, "run", "-np", 2, "--", "sh", "-c",
+                  "[ $PACELINE_RANK = 0 ] && { sleep 0.5; exit 5; }; trap '' TERM; while :; do sleep 1; done"])  # fmt: skip
+    assert result.returncode == 5
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_orphans_when_the_launcher_ends(paceline, number, tmp_path):
+    mark = f"98765.{os.getpid()}{int(number)}"
+    process = subprocess.Popen(
+        [paceline, "run", "-np", "3", "--", "sh", "-c", f"sleep {mark} & wait"], env=clean_environment(), cwd=ROOT
+    )
+    try:
+        assert wait_until(lambda: len([p for p in alive(mark)]) >= 6)
+        process.send_signal(number)
+        code = process.wait(timeout=30)
+        assert code == (-9 if number == signal.SIGKILL else 128 + number)
+        assert wait_until(lambda: not alive(mark))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_user_signals_reach_the_ranks(paceline, tmp_path):
+    script = "trap 'echo got; exit 0' USR1; touch ready.$PACELINE_RANK; while :; do sleep 0.05; done"
+    process = subprocess.Popen(
+        [paceline, "run", "-np", "2", "--", "sh", "-c", script],
+        stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        assert wait_until(lambda: all((tmp_path / f"ready.{r}").exists() for r in range(2)))
+        process.send_signal(signal.SIGUSR1)
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == 0 and out == "got\ngot\n"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_in_a_pipeline(paceline):
+    result = run(["bash", "-c", f"seq 5 | {paceline} run -np 2 -- sh -c 'cat; echo end' | sort | head -3"])
+    assert result.stdout == "1\n2\n3\n"
+    result = run(["bash", "-c", f"{paceline} run -np 2 -- yes | head -1; exit ${{PIPESTATUS[0]}}"], timeout=30)
+    assert result.stdout == "y\n" and result.returncode == 141
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["-np", "2"], "COMMAND"),
+        (["-H", "a:x", "true"], "a:x"),
+        (["-H", "localhost:2", "-np", "3", "true"], "2 slots"),
+        (["--hostfile", "/no/such/file", "true"], "/no/such/file"),
+        (["-x", "NOT_SET_ANYWHERE", "true"], "NOT_SET_ANYWHERE"),
+        (["-x", "1bad=2", "true"], "1bad"),
+        (["-H", "-oProxyCommand=x", "true"], "no host name"),
+        (["--output-filename", "/proc/nowhere", "true"], "/proc/nowhere"),
+    ],
+)
+def test_wrong_usage_is_named(paceline, arguments, names):
+    result = run([paceline, "run", *arguments])
+    assert result.returncode == 2
+    assert names in result.stderr, result.stderr
+
+
+def test_a_command_that_is_not_there(paceline):
+    result = run([paceline, "run", "no-such-program-here"])
+    assert result.returncode == 127 and "no-such-program-here" in result.stderr
+
+
+def test_hostfile_and_exported_variables(paceline, tmp_path):
+    (tmp_path / "hosts").write_text("# two slots\nlocalhost slots=2\n\n127.0.0.1:1\n")
+    value = "a 'quoted' \"value\" $HOME;"
+    result = run([paceline, "run", "-hostfile", tmp_path / "hosts", "-x", f"GREETING={value}",
+                  "sh", "-c", 'echo "$PACELINE_RANK/$PACELINE_SIZE $GREETING"'])  # fmt: skip
+    assert sorted(result.stdout.splitlines()) == [f"{r}/3 {value}" for r in range(3)]
+
+
+@pytest.fixture
+def sshd(tmp_path):
+    """A real sshd on loopback with a throw-away key; PACELINE_SSH uses nothing of the user's own set-up."""
+    server = shutil.which("sshd") or "/usr/sbin/sshd"
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True, timeout=30)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    os.makedirs("/run/sshd", exist_ok=True)
+    (tmp_path / "config").write_text(
+        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/user.pub\n"
+        "StrictModes no\nPasswordAuthentication no\nUsePAM no\nPidFile none\nPermitRootLogin yes\nAcceptEnv no\n"
+    )
+    daemon = subprocess.Popen([server, "-D", "-f", tmp_path / "config"], stderr=subprocess.DEVNULL)
+    ssh = (
+        f"ssh -F none -p {port} -l {getpass.getuser()} -i {tmp_path}/user -o IdentitiesOnly=yes "
+        f"-o StrictHostKeyChecking=no -o UserKnownHostsFile={tmp_path}/known -o LogLevel=ERROR"
+    )
+    try:
+        assert wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+        yield ssh
+    finally:
+        daemon.terminate()
+        daemon.wait(timeout=10)
+
+
+#: A loopback address that `paceline run` does not take for this machine: reached by ssh.
+REMOTE = "127.0.0.2"
+
+
+def test_over_ssh(paceline, python, sshd):
+    result = run([paceline, "run", "-H", f"{REMOTE}:2,localhost:1", python, WORKER], PACELINE_SSH=sshd)
+    expect_ranks(result, 3)
+
+
+def test_over_ssh_quoting_exit_code_and_no_secret_on_a_command_line(paceline, sshd, tmp_path):
+    value = "it's \"$HOME\" `x`\n;two lines"
+    script = 'printf "%s" "$ODD" > odd; cat /proc/[0-9]*/cmdline 2>/dev/null | grep -a -c -- "$PACELINE_SECRET"; exit 9'
+    result = subprocess.run(
+        [paceline, "run", "-H", REMOTE, "-x", f"ODD={value}", "--", "sh", "-c", script],
+        env=clean_environment(PACELINE_SSH=sshd), cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 9, result.stderr
+    assert (tmp_path / "odd").read_text() == value
+    assert result.stdout.strip() == "0", "the secret stands on a command line"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_over_ssh_no_orphans(paceline, sshd, number):
+    mark = f"76543.{os.getpid()}{int(number)}"
+    process = subprocess.Popen(
+        [paceline, "run", "-H", f"{REMOTE}:2", "--", "sh", "-c", f"sleep {mark} & wait"],
+        env=clean_environment(PACELINE_SSH=sshd), cwd=ROOT,
+    )  # fmt: skip
+    try:
+        assert wait_until(lambda: len([p for p in alive(mark)]) >= 4)
+        process.send_signal(number)
+        process.wait(timeout=30)
+        assert wait_until(lambda: not alive(mark))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_host_that_refuses_is_an_error(paceline):
+    result = run([paceline, "run", "-H", REMOTE, "true"], PACELINE_SSH="ssh -F none -p 1", timeout=60)
+    assert result.returncode == 255
+    assert "rank 0" in result.stderr

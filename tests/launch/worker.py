@@ -1,0 +1,57 @@
+"""What every launcher's test runs on each rank: all-reduces random data over the C ABI and checks the sum.
+
+Prints one line, "rank R size N nodes M ok". With --fail-once FILE the process ends with 3 the first time (FILE does
+not exist yet) before it has joined, so that an elastic launcher starts the job again.
+"""
+
+import argparse
+import array
+import os
+import pathlib
+import random
+import sys
+
+from paceline import communicator
+
+
+def numbers(rank, count):
+    generator = random.Random(1000 + rank)
+    return [generator.randint(-(1 << 20), 1 << 20) for _ in range(count)]
+
+
+def all_reduce(comm, count):
+    """Random integers in float64: their sum is exact in any order."""
+    mine = array.array("d", numbers(comm.rank, count))
+    total = array.array("d", bytes(8 * count))
+    comm.run(
+        communicator.ALL_REDUCE,
+        dtype=communicator.DTYPES["float64"],
+        input=mine.buffer_info()[0],
+        output=total.buffer_info()[0],
+        count=count,
+        reduce_op=communicator.SUM,
+    )
+    expected = [sum(column) for column in zip(*(numbers(r, count) for r in range(comm.size)), strict=True)]
+    assert list(total) == expected, f"rank {comm.rank}: a wrong sum of {count} elements"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fail-once", type=pathlib.Path)
+    parser.add_argument("--rounds", type=int, default=1, help="make and destroy the communicator so often")
+    options = parser.parse_args()
+    if options.fail_once and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        options.fail_once.touch()
+        sys.exit(3)
+    for _ in range(options.rounds):
+        comm = communicator.Communicator(timeout=60)
+        for count in (1, 1000, 100_000):
+            all_reduce(comm, count)
+        line = f"rank {comm.rank} size {comm.size} nodes {comm.identity.node_count} ok\n"
+        comm.close()
+    sys.stdout.write(line)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
