@@ -32,6 +32,7 @@ struct RunOptions {
   bool prefix_output = false;
   std::string output_directory;
   double start_timeout = 0;
+  std::string ssh = "ssh";
 };
 
 Result<std::vector<Placement>> placements(const RunOptions& options) {
@@ -166,7 +167,6 @@ Result<Launch> prepare(const RunOptions& options, const std::vector<std::string>
   if (options.start_timeout > 0) {
     common.emplace_back("PACELINE_START_TIMEOUT", fmt::format("{:g}", options.start_timeout));
   }
-  const char* agent = std::getenv("PACELINE_SSH");
   std::error_code no_directory;
   auto directory = std::filesystem::current_path(no_directory).string();
   for (const auto& place : places) {
@@ -183,8 +183,8 @@ Result<Launch> prepare(const RunOptions& options, const std::vector<std::string>
     } else {
       process.remote = true;
       process.first_input = remote_script(variables, directory, words);
-      process.command.arguments = ssh_arguments(agent != nullptr && *agent != '\0' ? agent : "ssh",
-                                                place.host, process.first_input.size());
+      process.command.arguments =
+          ssh_arguments(options.ssh, place.host, process.first_input.size());
     }
     launch.processes.push_back(std::move(process));
   }
@@ -215,7 +215,8 @@ std::vector<std::string> normalise_run_arguments(const std::vector<std::string>&
                                      "--hostfile",
                                      "--machinefile",
                                      "--output-filename",
-                                     "--start-timeout"};
+                                     "--start-timeout",
+                                     "--ssh"};
   constexpr std::array kOneDash = {"-np", "-host", "-hostfile", "-machinefile", "-output-filename"};
   std::vector<std::string> words{arguments[0]};
   auto rest = arguments.begin() + 1;
@@ -248,11 +249,10 @@ void add_run(CLI::App& app, Invocation& invocation) {
       ->add_option("--start-timeout", options->start_timeout,
                    "seconds until all ranks must have joined (default: PACELINE_START_TIMEOUT)")
       ->check(CLI::PositiveNumber);
+  command->add_option("--ssh", options->ssh, "the ssh program with its options: 'ssh -p 2222'");
   command->footer(
       "paceline run [OPTIONS] [--] COMMAND [ARGUMENTS…]\n"
-      "Hosts other than this one are reached by ssh without passwords; PACELINE_SSH replaces the "
-      "program,\n"
-      "with its options: PACELINE_SSH='ssh -p 2222'.");
+      "Hosts other than this one are reached by ssh without passwords.");
   command->callback([options, &invocation] {
     if (invocation.command.empty()) throw CLI::RequiredError("COMMAND");
     auto code = run(*options, invocation.command);

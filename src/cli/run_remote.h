@@ -18,7 +18,7 @@ std::string remote_script(const std::vector<std::pair<std::string, std::string>>
                           const std::string& directory, const std::vector<std::string>& command);
 
 /// ssh's arguments; the remote side reads `script_bytes` bytes of script from standard input. `agent` is the program,
-/// with options: "ssh -p 2222" (PACELINE_SSH replaces plain "ssh").
+/// with options: "ssh -p 2222".
 std::vector<std::string> ssh_arguments(const std::string& agent, const std::string& host,
                                        std::size_t script_bytes);
 

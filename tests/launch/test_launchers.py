@@ -58,7 +58,9 @@ def test_torchrun_restart(python, free_port, tmp_path):
 def ranks_by_hand(python, environments, timeout=60):
     """Real processes with the variables that a launcher which can't run here would set."""
     processes = [
-        subprocess.Popen([python, WORKER], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=ROOT)
+        subprocess.Popen(
+            [python, WORKER], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=ROOT
+        )
         for env in environments
     ]
     try:
@@ -74,9 +76,15 @@ def test_slurms_variables(python, free_port):
         python,
         [
             clean_environment(
-                SLURM_PROCID=r, SLURM_NTASKS=3, SLURM_STEP_NUM_TASKS=3, SLURM_LOCALID=r, SLURM_JOB_ID=41,
-                SLURM_STEP_ID=0, SLURM_STEP_NODELIST="localhost", PACELINE_PORT=free_port,
-            )  # fmt: skip
+                SLURM_PROCID=r,
+                SLURM_NTASKS=3,
+                SLURM_STEP_NUM_TASKS=3,
+                SLURM_LOCALID=r,
+                SLURM_JOB_ID=41,
+                SLURM_STEP_ID=0,
+                SLURM_STEP_NODELIST="localhost",
+                PACELINE_PORT=free_port,
+            )
             for r in range(3)
         ],
     )
@@ -134,6 +142,7 @@ def test_mp_spawn(python, free_port, tmp_path):
 LAUNCH = """
 from paceline import _launch
 _launch.supply_environment()
+import os
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "local", os.environ["LOCAL_RANK"],
       "at", os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"], flush=True)
 """

@@ -45,8 +45,8 @@ def test_prefix_and_files(paceline, tmp_path):
 
 
 def test_lines_of_ranks_never_mix(paceline):
-    result = run([paceline, "run", "-np", 4, "--", "sh", "-c",
-                  'for i in $(seq 300); do printf "%s" "$PACELINE_RANK$PACELINE_RANK"; echo "$PACELINE_RANK"; done'])  # fmt: skip
+    script = 'for i in $(seq 300); do printf "%s" "$PACELINE_RANK$PACELINE_RANK"; echo "$PACELINE_RANK"; done'
+    result = run([paceline, "run", "-np", 4, "--", "sh", "-c", script])
     lines = result.stdout.splitlines()
     assert len(lines) == 1200
     assert set(lines) == {"000", "111", "222", "333"}
@@ -71,8 +71,8 @@ def test_a_signal_that_ends_a_rank_is_named(paceline):
 
 def test_a_rank_that_ignores_sigterm_is_killed(paceline):
     begin = time.monotonic()
-    result = run([paceline, "run", "-np", 2, "--", "sh", "-c",
-                  "[ $PACELINE_RANK = 0 ] && { sleep 0.5; exit 5; }; trap '' TERM; while :; do sleep 1; done"])  # fmt: skip
+    script = "[ $PACELINE_RANK = 0 ] && { sleep 0.5; exit 5; }; trap '' TERM; while :; do sleep 1; done"
+    result = run([paceline, "run", "-np", 2, "--", "sh", "-c", script])
     assert result.returncode == 5
     assert time.monotonic() - begin < 20
 
@@ -84,7 +84,7 @@ def test_no_orphans_when_the_launcher_ends(paceline, number, tmp_path):
         [paceline, "run", "-np", "3", "--", "sh", "-c", f"sleep {mark} & wait"], env=clean_environment(), cwd=ROOT
     )
     try:
-        assert wait_until(lambda: len([p for p in alive(mark)]) >= 6)
+        assert wait_until(lambda: len(alive(mark)) >= 6)
         process.send_signal(number)
         code = process.wait(timeout=30)
         assert code == (-9 if number == signal.SIGKILL else 128 + number)
@@ -151,7 +151,7 @@ def test_hostfile_and_exported_variables(paceline, tmp_path):
 
 @pytest.fixture
 def sshd(tmp_path):
-    """A real sshd on loopback with a throw-away key; PACELINE_SSH uses nothing of the user's own set-up."""
+    """A real sshd on loopback with a throw-away key; the command uses nothing of the user's own set-up."""
     server = shutil.which("sshd") or "/usr/sbin/sshd"
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True, timeout=30)
@@ -160,7 +160,8 @@ def sshd(tmp_path):
         port = s.getsockname()[1]
     os.makedirs("/run/sshd", exist_ok=True)
     (tmp_path / "config").write_text(
-        f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/user.pub\n"
+        f"Port {port}\nListenAddress 127.0.0.1\nListenAddress 127.0.0.2\n"
+        f"HostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/user.pub\n"
         "StrictModes no\nPasswordAuthentication no\nUsePAM no\nPidFile none\nPermitRootLogin yes\nAcceptEnv no\n"
     )
     daemon = subprocess.Popen([server, "-D", "-f", tmp_path / "config"], stderr=subprocess.DEVNULL)
@@ -181,16 +182,20 @@ REMOTE = "127.0.0.2"
 
 
 def test_over_ssh(paceline, python, sshd):
-    result = run([paceline, "run", "-H", f"{REMOTE}:2,localhost:1", python, WORKER], PACELINE_SSH=sshd)
+    result = run([paceline, "run", "--ssh", sshd, "-H", f"{REMOTE}:2,localhost:1", python, WORKER])
     expect_ranks(result, 3)
 
 
 def test_over_ssh_quoting_exit_code_and_no_secret_on_a_command_line(paceline, sshd, tmp_path):
-    value = "it's \"$HOME\" `x`\n;two lines"
-    script = 'printf "%s" "$ODD" > odd; cat /proc/[0-9]*/cmdline 2>/dev/null | grep -a -c -- "$PACELINE_SECRET"; exit 9'
+    value = 'it\'s "$HOME" `x`\n;two lines'
+    # printf is the shell's own: looking for the secret must not put it on a command line itself.
+    script = (
+        'printf "%s" "$ODD" > odd; printf "%s" "$PACELINE_SECRET" > secret; test -s secret || exit 1; '
+        "cat /proc/[0-9]*/cmdline > lines 2>/dev/null; grep -a -c -F -f secret lines; exit 9"
+    )
     result = subprocess.run(
-        [paceline, "run", "-H", REMOTE, "-x", f"ODD={value}", "--", "sh", "-c", script],
-        env=clean_environment(PACELINE_SSH=sshd), cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        [paceline, "run", "--ssh", sshd, "-H", REMOTE, "-x", f"ODD={value}", "--", "sh", "-c", script],
+        env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert result.returncode == 9, result.stderr
     assert (tmp_path / "odd").read_text() == value
@@ -201,11 +206,11 @@ def test_over_ssh_quoting_exit_code_and_no_secret_on_a_command_line(paceline, ss
 def test_over_ssh_no_orphans(paceline, sshd, number):
     mark = f"76543.{os.getpid()}{int(number)}"
     process = subprocess.Popen(
-        [paceline, "run", "-H", f"{REMOTE}:2", "--", "sh", "-c", f"sleep {mark} & wait"],
-        env=clean_environment(PACELINE_SSH=sshd), cwd=ROOT,
+        [paceline, "run", "--ssh", sshd, "-H", f"{REMOTE}:2", "--", "sh", "-c", f"sleep {mark} & wait"],
+        env=clean_environment(), cwd=ROOT,
     )  # fmt: skip
     try:
-        assert wait_until(lambda: len([p for p in alive(mark)]) >= 4)
+        assert wait_until(lambda: len(alive(mark)) >= 4)
         process.send_signal(number)
         process.wait(timeout=30)
         assert wait_until(lambda: not alive(mark))
@@ -215,6 +220,6 @@ def test_over_ssh_no_orphans(paceline, sshd, number):
 
 
 def test_a_host_that_refuses_is_an_error(paceline):
-    result = run([paceline, "run", "-H", REMOTE, "true"], PACELINE_SSH="ssh -F none -p 1", timeout=60)
+    result = run([paceline, "run", "--ssh", "ssh -F none -p 1", "-H", REMOTE, "true"], timeout=60)
     assert result.returncode == 255
     assert "rank 0" in result.stderr
