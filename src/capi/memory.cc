@@ -1,14 +1,26 @@
+// Memory of paceline_alloc: where the node's other ranks can read it in place, if the job has shared memory.
+#include <algorithm>
 #include <cstdlib>
 
 #include "capi/handle.h"
+#include "wire/shm/allocator.h"
 
 namespace paceline::capi {
 
-void* allocate_shared_memory(paceline_comm&, size_t bytes) {
+void* allocate_shared_memory(paceline_comm& comm, size_t bytes) {
+  if (comm.job != nullptr && comm.job->allocator != nullptr) {
+    return comm.job->allocator->allocate(bytes);
+  }
   constexpr size_t kAlign = 4096;
   return std::aligned_alloc(kAlign, (std::max<size_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign);
 }
 
-void free_shared_memory(paceline_comm&, void* memory) { std::free(memory); }
+void free_shared_memory(paceline_comm& comm, void* memory) {
+  if (comm.job != nullptr && comm.job->allocator != nullptr) {
+    (void)comm.job->allocator->free(memory);
+  } else {
+    std::free(memory);
+  }
+}
 
 }  // namespace paceline::capi
