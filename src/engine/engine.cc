@@ -486,7 +486,7 @@ Time EngineImpl::next_timer() const {
       t = std::min(t, std::max(after(last_any_move_, kAdmissionPatience), now_));
   }
   if (!active_.empty()) t = std::min(t, next_check_);
-  return std::min(t, farewell_until_);
+  return farewell_until_ > now_ ? std::min(t, farewell_until_) : t;
 }
 
 const Outcome* EngineImpl::outcome(OpId id) const {

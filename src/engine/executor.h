@@ -54,7 +54,10 @@ class Executor {
   bool work(uint64_t budget, wire::Channel& channel);
 
   [[nodiscard]] bool done() const { return remaining_ == 0; }
-  [[nodiscard]] bool has_work() const { return current_ != plan::kNoStep || !ready_.empty(); }
+  /// After a failure there is none.
+  [[nodiscard]] bool has_work() const {
+    return failure_.is_ok() && (current_ != plan::kNoStep || !ready_.empty());
+  }
   /// The first thing that went wrong. A mismatch carries the peer in failed_peer().
   [[nodiscard]] const Status& failure() const { return failure_; }
   [[nodiscard]] Rank failed_peer() const { return failed_peer_; }  ///< world numbering, -1: none

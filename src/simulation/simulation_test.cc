@@ -1,0 +1,385 @@
+// Thousands of jobs on networks that lose, repeat, reorder, delay and corrupt packets, that fall apart, and whose
+// ranks die: every operation ends with the right numbers, or with a sentence that says why, and in time.
+//
+// PACELINE_SIM_SEED=n replays one job exactly and says what it was.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+#include "simulation/world.h"
+
+namespace paceline::simulation {
+namespace {
+
+using engine::Operation;
+using engine::OpId;
+using plan::Collective;
+using Trouble = Scenario::Trouble;
+
+constexpr uint64_t kSeeds = 5200;
+constexpr uint64_t kPerTest = 100;
+constexpr uint64_t kMostSteps = 300'000;  // of the clock: more is a timer that is always due
+
+struct Tally {
+  wire::FakeCounts counts;
+  uint64_t jobs = 0, right = 0, failed = 0, cuts = 0, mismatches = 0, absences = 0;
+  uint64_t joins_failed = 0;
+};
+Tally tally;  // NOLINT: of this process
+
+// Integers in floats: sums are exact in every order.
+struct Task {
+  Collective collective = Collective::kAllReduce;
+  ReduceOp op = ReduceOp::kSum;
+  std::size_t count = 0;
+  Rank root = 0;
+  std::vector<std::vector<float>> input, output, expected;  ///< by rank
+  std::vector<OpId> ids;
+  std::vector<Time> submit_at, submitted_at;
+};
+
+float value(uint64_t seed, std::size_t task, Rank rank, std::size_t i) {
+  uint64_t h = (seed * 31 + task) * 1000003 + static_cast<uint64_t>(rank) * 7919 + i * 104729;
+  h ^= h >> 13;
+  return static_cast<float>(static_cast<int>(h % 201) - 100);
+}
+
+std::vector<Task> make_tasks(const Scenario& s) {
+  std::mt19937_64 random(s.seed ^ 0x7461736bULL);
+  std::vector<Task> tasks(static_cast<std::size_t>(s.operations));
+  auto n = static_cast<std::size_t>(s.size);
+  for (std::size_t k = 0; k < tasks.size(); ++k) {
+    Task& t = tasks[k];
+    constexpr Collective kKinds[] = {Collective::kAllReduce, Collective::kAllReduce,
+                                     Collective::kBroadcast, Collective::kAllGather,
+                                     Collective::kReduceScatter};
+    t.collective = kKinds[random() % 5];
+    t.op = random() % 2 == 0 ? ReduceOp::kSum : ReduceOp::kMax;
+    t.count = random() % 4 == 0 ? 1 + random() % 8000 : 1 + random() % 600;
+    t.root = static_cast<Rank>(random() % n);
+    const bool scatters = t.collective == Collective::kReduceScatter;
+    const auto in = scatters ? t.count * n : t.count;
+    for (std::size_t r = 0; r < n; ++r) {
+      t.input.emplace_back(in);
+      for (std::size_t i = 0; i < in; ++i)
+        t.input[r][i] = value(s.seed, k, static_cast<Rank>(r), i);
+      t.submit_at.push_back(static_cast<Time>(random() % 5000) * kMicrosecond);
+    }
+    std::vector<float> reduced = t.input[0];
+    for (std::size_t r = 1; r < n; ++r) {
+      for (std::size_t i = 0; i < in; ++i)
+        reduced[i] = t.op == ReduceOp::kSum ? reduced[i] + t.input[r][i]
+                                            : std::max(reduced[i], t.input[r][i]);
+    }
+    std::vector<float> gathered;
+    for (auto& v : t.input) gathered.insert(gathered.end(), v.begin(), v.end());
+    for (std::size_t r = 0; r < n; ++r) {
+      switch (t.collective) {
+        case Collective::kAllReduce:
+          t.expected.push_back(reduced);
+          break;
+        case Collective::kBroadcast:
+          t.expected.push_back(t.input[static_cast<std::size_t>(t.root)]);
+          break;
+        case Collective::kAllGather:
+          t.expected.push_back(gathered);
+          break;
+        default:
+          t.expected.emplace_back(reduced.begin() + static_cast<long>(r * t.count),
+                                  reduced.begin() + static_cast<long>((r + 1) * t.count));
+      }
+      t.output.emplace_back(t.expected.back().size(), -12345.0F);
+    }
+    t.ids.resize(n);
+    t.submitted_at.resize(n, kNever);
+  }
+  return tasks;
+}
+
+class Job {
+ public:
+  explicit Job(uint64_t seed) : scenario_(draw(seed)), world_(scenario_) {}
+
+  void run() {
+    ++tally.jobs;
+    if (!world_.join(70 * kSecond)) return complain("the join hangs");
+    bool all = true;
+    for (Rank r = 0; r < scenario_.size; ++r) {
+      if (world_.join_status(r)) continue;
+      all = false;
+      if (world_.join_status(r).message().empty()) complain("a join failed without a sentence");
+    }
+    if (!all) {
+      ++tally.joins_failed;
+      return complain("a join failed: " + first_join_failure());
+    }
+    world_.start();
+    begun_ = world_.now();
+    arrange_trouble();
+    tasks_ = make_tasks(scenario_);
+    drive();
+    check_results();
+    if (healthy_) leave();
+    collect();
+  }
+  [[nodiscard]] uint64_t fingerprint() const { return fingerprint_; }
+  [[nodiscard]] const std::string& log() const { return log_; }
+
+ private:
+  static std::size_t index(Rank r) { return static_cast<std::size_t>(r); }
+  void complain(const std::string& what) {
+    ADD_FAILURE() << "seed " << scenario_.seed << " (" << scenario_.size << " ranks, trouble "
+                  << static_cast<int>(scenario_.trouble) << "): " << what
+                  << "\nreplay: PACELINE_SIM_SEED=" << scenario_.seed << " simulation_test";
+  }
+  std::string first_join_failure() {
+    for (Rank r = 0; r < scenario_.size; ++r) {
+      if (!world_.join_status(r)) return world_.join_status(r).to_string();
+    }
+    return {};
+  }
+
+  void arrange_trouble() {
+    Time at = begun_ + scenario_.trouble_at;
+    switch (scenario_.trouble) {
+      case Trouble::kKill:
+        world_.network().kill(scenario_.victim, at);
+        break;
+      case Trouble::kShortCut:
+        ++tally.cuts;
+        world_.network().partition({scenario_.victim}, at, at + kSecond);
+        break;
+      case Trouble::kLongCut:
+        ++tally.cuts;
+        world_.network().partition({scenario_.victim}, at, kNever);
+        break;
+      case Trouble::kMismatch:
+        ++tally.mismatches;
+        break;
+      case Trouble::kAbsent:
+        ++tally.absences;
+        break;
+      case Trouble::kNone:
+        break;
+    }
+  }
+
+  // Trouble after which operations may fail.
+  [[nodiscard]] bool may_fail() const {
+    return scenario_.trouble != Trouble::kNone && scenario_.trouble != Trouble::kShortCut;
+  }
+
+  void submit_due(Rank r) {
+    for (std::size_t k = 0; k < tasks_.size(); ++k) {
+      Task& t = tasks_[k];
+      if (t.submitted_at[index(r)] != kNever) continue;
+      // In order on every rank, but at times of its own.
+      if (world_.now() < begun_ + t.submit_at[index(r)]) return;
+      if (scenario_.trouble == Trouble::kAbsent && r == scenario_.victim && k + 1 == tasks_.size())
+        return;
+      Operation o;
+      o.collective = t.collective;
+      o.op = t.op;
+      o.count = t.count;
+      o.root = t.root;
+      o.name = "task " + std::to_string(k);
+      o.input = t.input[index(r)].data();
+      o.output = t.output[index(r)].data();
+      if (scenario_.trouble == Trouble::kMismatch && r == scenario_.victim &&
+          k + 1 == tasks_.size()) {
+        o.count = t.count > 1 ? t.count - 1 : 0;
+        if (t.count == 1) o.dtype = DType::kInt32;
+        o.count = std::max<std::size_t>(o.count, 1);
+      }
+      t.submitted_at[index(r)] = world_.now();
+      auto id = world_[r].submit(o, world_.now());
+      if (!id && world_[r].health()) return complain("refused: " + id.status().to_string());
+      t.ids[index(r)] = id ? *id : 0;
+    }
+  }
+
+  [[nodiscard]] bool finished() {
+    for (Rank r = 0; r < scenario_.size; ++r) {
+      if (!world_.alive(r)) continue;
+      const bool healthy = world_[r].health().is_ok();
+      for (auto& t : tasks_) {
+        if (t.submitted_at[index(r)] == kNever) {
+          bool never = scenario_.trouble == Trouble::kAbsent && r == scenario_.victim &&
+                       &t == &tasks_.back();
+          if (healthy && !never) return false;
+          continue;
+        }
+        if (t.ids[index(r)] != 0 && world_[r].outcome(t.ids[index(r)]) == nullptr) return false;
+      }
+      // Ranks that disagree are found out, also by who has nothing to wait for.
+      if (healthy && scenario_.trouble == Trouble::kMismatch) return false;
+    }
+    return true;
+  }
+
+  void drive() {
+    // Time-out, inquiry, silence of a peer, and some.
+    const Time limit = begun_ + scenario_.engine.default_timeout + 8 * kSecond;
+    while (!finished()) {
+      if (world_.now() > limit) return complain("hangs");
+      if (++steps_ > kMostSteps) return complain(fmt::format("spins at {} ns", world_.now()));
+      Time next = limit + 1;
+      for (auto& t : tasks_) {
+        for (Rank r = 0; r < scenario_.size; ++r) {
+          if (t.submitted_at[index(r)] == kNever && begun_ + t.submit_at[index(r)] > world_.now())
+            next = std::min(next, begun_ + t.submit_at[index(r)]);
+        }
+      }
+      world_.step(next);
+      for (Rank r = 0; r < scenario_.size; ++r) {
+        if (world_.alive(r)) submit_due(r);
+      }
+    }
+  }
+
+  void check_results() {
+    for (Rank r = 0; r < scenario_.size; ++r) {
+      if (!world_.alive(r)) {
+        healthy_ = false;
+        continue;
+      }
+      auto health = world_[r].health();
+      if (!health) {
+        healthy_ = false;
+        log_ += fmt::format("rank {}: {}\n", r, health.to_string());
+        if (!may_fail())
+          complain(fmt::format("rank {} failed without cause: {}", r, health.to_string()));
+        if (health.message().empty() || health.code() == Code::kInternal)
+          complain("no proper sentence: " + health.to_string());
+        if (health.message().find("rank ") == std::string::npos)
+          complain("it names no rank: " + health.to_string());
+      }
+      for (std::size_t k = 0; k < tasks_.size(); ++k) {
+        Task& t = tasks_[k];
+        auto* outcome = t.ids[index(r)] == 0 ? nullptr : world_[r].outcome(t.ids[index(r)]);
+        if (outcome == nullptr) continue;
+        if (!outcome->status) {
+          ++tally.failed;
+          continue;
+        }
+        ++tally.right;
+        // The one who differs may have had all it asked for, before the others found out.
+        if (scenario_.trouble == Trouble::kMismatch && r == scenario_.victim &&
+            k + 1 == tasks_.size())
+          continue;
+        if (t.output[index(r)] != t.expected[index(r)])
+          complain(fmt::format("rank {}: task {} ({}, {} elements) is wrong", r, k,
+                               plan::collective_name(t.collective), t.count));
+      }
+    }
+  }
+
+  void leave() {
+    const Time limit = world_.now() + 20 * kSecond;
+    for (;;) {
+      bool all = true;
+      for (Rank r = 0; r < scenario_.size; ++r) all &= world_[r].finish(world_.now(), limit);
+      if (all) break;
+      if (++steps_ > kMostSteps)
+        return complain(fmt::format("spins at the end, {} ns", world_.now()));
+      if (world_.now() >= limit) return complain("the orderly end takes for ever");
+      world_.step(limit);
+    }
+    for (Rank r = 0; r < scenario_.size; ++r) {
+      // A cut that lasts, or a death, may come only now.
+      if (!world_[r].health() && !may_fail())
+        complain("the orderly end failed: " + world_[r].health().to_string());
+    }
+  }
+
+  void collect() {
+    fingerprint_ = world_.network().fingerprint();
+    const auto& c = world_.network().counts();
+    auto& sum = tally.counts;
+    sum.sent += c.sent;
+    sum.delivered += c.delivered;
+    sum.lost += c.lost;
+    sum.duplicated += c.duplicated;
+    sum.reordered += c.reordered;
+    sum.corrupted += c.corrupted;
+    sum.delayed += c.delayed;
+    sum.partitioned += c.partitioned;
+    sum.killed += c.killed;
+    sum.kills += c.kills;
+    sum.refused += c.refused;
+  }
+
+  Scenario scenario_;
+  World world_;
+  std::vector<Task> tasks_;
+  Time begun_ = 0;
+  bool healthy_ = true;
+  uint64_t steps_ = 0;
+  uint64_t fingerprint_ = 0;
+  std::string log_;
+};
+
+const char* chosen_seed() { return std::getenv("PACELINE_SIM_SEED"); }
+
+class Simulation : public testing::TestWithParam<uint64_t> {};
+
+TEST_P(Simulation, EndsRightOrByName) {
+  if (chosen_seed() != nullptr) GTEST_SKIP() << "one seed was asked for";
+  for (uint64_t k = 0; k < kPerTest; ++k) {
+    Job(GetParam() * kPerTest + k).run();
+    if (HasFailure()) return;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Seeds, Simulation, testing::Range<uint64_t>(0, kSeeds / kPerTest));
+
+TEST(Replay, ASeedGivesTheSameRunAgain) {
+  for (uint64_t seed : {1, 62, 75, 83, 90, 97, 1234}) {
+    Job first(seed);
+    Job second(seed);
+    first.run();
+    second.run();
+    EXPECT_EQ(first.fingerprint(), second.fingerprint()) << "seed " << seed;
+    EXPECT_EQ(first.log(), second.log());
+  }
+}
+
+TEST(Replay, OneSeed) {
+  if (chosen_seed() == nullptr) GTEST_SKIP() << "PACELINE_SIM_SEED is not set";
+  Job job(std::strtoull(chosen_seed(), nullptr, 10));
+  job.run();
+  std::printf("seed %s: fingerprint %016llx\n%s", chosen_seed(),
+              static_cast<unsigned long long>(job.fingerprint()), job.log().c_str());
+}
+
+// Says what was injected, and insists that all of it was, when enough jobs have run to expect so.
+class Report : public testing::Environment {
+ public:
+  void TearDown() override {
+    const auto& c = tally.counts;
+    std::printf(
+        "%llu jobs: %llu operations right, %llu failed by name; packets sent %llu, lost %llu, "
+        "duplicated %llu, "
+        "reordered %llu, corrupted %llu (refused %llu), delayed %llu, cut off %llu, of the dead "
+        "%llu; ranks killed "
+        "%llu, cuts %llu, mismatches %llu, absences %llu\n",
+        ull(tally.jobs), ull(tally.right), ull(tally.failed), ull(c.sent), ull(c.lost),
+        ull(c.duplicated), ull(c.reordered), ull(c.corrupted), ull(c.refused), ull(c.delayed),
+        ull(c.partitioned), ull(c.killed), ull(c.kills), ull(tally.cuts), ull(tally.mismatches),
+        ull(tally.absences));
+    if (tally.jobs < 500) return;
+    for (auto n : {tally.right, tally.failed, c.lost, c.duplicated, c.reordered, c.corrupted,
+                   c.refused, c.delayed, c.partitioned, c.killed, c.kills, tally.cuts,
+                   tally.mismatches, tally.absences})
+      EXPECT_GT(n, 0U) << "a kind of fault was never injected";
+  }
+
+ private:
+  static unsigned long long ull(uint64_t n) { return n; }
+};
+[[maybe_unused]] auto* const report = testing::AddGlobalTestEnvironment(new Report);
+
+}  // namespace
+}  // namespace paceline::simulation
