@@ -1,0 +1,151 @@
+"""One line more in an unchanged script, by every way of starting it; other products' import names."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from ranks import free_port
+from support import HERE, MODERN, ROOT, environment
+
+SCRIPT = str(HERE / "script_plain.py")
+# Debian's torch 1.13 on Python 3.11 can't start a job whose redirects are one number: a mapping works.
+REDIRECTS = [] if MODERN else ["-r", "9:1", "-t", "9:1"]
+TIACC = "import tiacc_training.torch.distributed as tdist; tdist.init_tiacc_training()"
+
+
+def start(command, target=None, **extra):
+    env = environment(**extra)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        env.pop(name, None)
+    if target:
+        env["PYTHONPATH"] += os.pathsep + str(target)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def torchrun(*arguments, module="torch.distributed.run"):
+    base = [sys.executable, "-m", module, "--nproc_per_node", "2", "--master_port", str(free_port()), *REDIRECTS]
+    return [*base, *arguments]
+
+
+def expect(code, output, hook, backend="gloo"):
+    assert code == 0, output
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 hook '{hook}' backend '{backend}'" in output, output
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """A folder with the packages perseus and tiacc_training, installed as a user does."""
+    folder = tmp_path_factory.mktemp("compat")
+    for name in ("perseus", "tiacc_training"):
+        code, output = start([sys.executable, "-m", "paceline.compat", "--install", name, "--target", str(folder)])
+        assert code == 0, output
+    return folder
+
+
+def test_torchrun():
+    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch")
+    expect(code, output, "paceline")
+    assert output.count("paceline: 2 ranks") == 1, output
+
+
+def test_quiet():
+    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", PACELINE_QUIET="1")
+    expect(code, output, "paceline")
+    assert "paceline:" not in output, output
+
+
+def test_switched_off():
+    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", PACELINE_DISABLE="1")
+    assert code == 0 and "hook 'paceline'" not in output and "paceline:" not in output, output
+
+
+def test_torch_distributed_launch():
+    command = torchrun("--use_env", SCRIPT, module="torch.distributed.launch")
+    expect(*start(command, SCRIPT_IMPORT="import paceline.torch"), "paceline")
+
+
+def test_spawn():
+    command = [sys.executable, SCRIPT, "spawn", str(free_port())]
+    expect(*start(command, SCRIPT_IMPORT="import paceline.torch"), "paceline")
+
+
+def test_perseus_before_torch(names):
+    code, output = start(torchrun(SCRIPT), names, SCRIPT_IMPORT="import perseus; assert 'torch' not in sys.modules")
+    expect(code, output, "paceline")
+
+
+def test_perseus_has_fp16_on_the_wire_by_default(names):
+    code, output = start(torchrun(SCRIPT), names, SCRIPT_IMPORT="import perseus")
+    line = next(text for text in output.splitlines() if text.startswith("paceline: 2 ranks"))
+    assert code == 0 and "fp16" in line, output
+
+
+def test_tiacc_redirects_collectives_too(names):
+    code, output = start(torchrun(SCRIPT), names, SCRIPT_IMPORT=TIACC)
+    expect(code, output, "paceline", "paceline")
+
+
+@pytest.mark.parametrize("launcher", ["mpirun.openmpi", "mpirun.mpich"])
+@pytest.mark.parametrize("line", ["import perseus", TIACC])
+def test_plain_mpirun(names, launcher, line):
+    assert shutil.which(launcher), f"{launcher} is one of ./dev's packages"
+    flags = ["--allow-run-as-root", "--oversubscribe"] if "openmpi" in launcher else []
+    command = [launcher, *flags, "-np", "2", sys.executable, SCRIPT]
+    expect(*start(command, names, SCRIPT_IMPORT=line), "paceline", "gloo" if "perseus" in line else "paceline")
+
+
+def test_pip_knows_the_names(names):
+    code, output = start([sys.executable, "-m", "pip", "show", "perseus"], names)
+    assert code == 0 and "Name: perseus" in output, output
+
+
+def test_a_real_package_is_never_hidden(tmp_path):
+    real = tmp_path / "real" / "perseus"
+    real.mkdir(parents=True)
+    (real / "__init__.py").write_text("theirs = True\n")
+    other = tmp_path / "other"
+    install = [sys.executable, "-m", "paceline.compat", "--install", "perseus", "--target"]
+    code, output = start([*install, str(other)], tmp_path / "real")
+    assert code != 0 and "never hides a real package" in output and str(real) in output, output
+    code, output = start([*install, str(tmp_path / "real")])
+    assert code != 0 and "not Paceline's" in output, output
+    assert (real / "__init__.py").read_text() == "theirs = True\n"
+
+
+def test_names_can_be_taken_back(tmp_path):
+    base = [sys.executable, "-m", "paceline.compat"]
+    assert start([*base, "--install", "perseus", "--target", str(tmp_path)])[0] == 0
+    _, output = start([*base, "--list"], tmp_path)
+    assert f"perseus: {tmp_path / 'perseus'}" in output and "tiacc_training: not installed" in output, output
+    assert (tmp_path / "perseus" / "examples" / "pytorch_native_ddp_demo.py").exists()
+    assert start([*base, "--uninstall", "perseus", "--target", str(tmp_path)])[0] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cant_be_written_is_named():
+    code, output = start([sys.executable, "-m", "paceline.compat", "--install", "perseus", "--target", "/proc/none"])
+    assert code != 0 and "/proc/none" in output and "--target" in output, output
+
+
+def test_benchmark_example():
+    short = ["--num-iters", "2", "--num-batches-per-iter", "2"]
+    code, output = start(torchrun(str(ROOT / "examples" / "pytorch_ddp_benchmark.py"), *short))
+    assert code == 0 and "paceline: 2 ranks" in output, output
+    assert re.search(r"Total img/sec on 2 CPU\(s\): \d+", output), output
+
+
+def test_demo_example():
+    """Its data comes with scikit-learn; without it the demo says so."""
+    code, output = start(torchrun(str(ROOT / "examples" / "pytorch_native_ddp_demo.py"), "--epochs", "3"))
+    if importlib.util.find_spec("sklearn") is None:
+        assert code != 0 and "pip install scikit-learn" in output, output
+        return
+    accuracy = [float(found) for found in re.findall(r"test accuracy ([\d.]+)%", output)]
+    assert code == 0 and "paceline: 2 ranks" in output, output
+    assert len(accuracy) == 3 and accuracy[-1] > 80, output
