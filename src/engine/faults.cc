@@ -228,6 +228,20 @@ void EngineImpl::on_inquiry(Rank from, const ControlNote& note, Time now) {
   reply.kind = NoteKind::kAnswer;
   reply.key = note.key;
   if (mine == nullptr) {
+    // Held up in an earlier operation of the same stream: not this rank is to blame, but whoever holds it up.
+    Record* earlier = nullptr;
+    for (auto slot : active_) {
+      Record& r = *records_[slot];
+      if (r.key.stream == note.key.stream && r.key.sequence < note.key.sequence &&
+          (earlier == nullptr || r.key.sequence < earlier->key.sequence))
+        earlier = &r;
+    }
+    if (earlier != nullptr && note.reason == Reason::kDeadline) {
+      reply.answer = Answer::kWaiting;
+      post(from, reply);
+      if (earlier->inquiry_over_at == kNever) start_inquiry(*earlier, Reason::kDeadline, now);
+      return;
+    }
     reply.answer = finishing_ ? Answer::kLeaving : Answer::kNotSubmitted;
     reply.detail = last_of_stream(note.key.stream);
     return post(from, reply);
