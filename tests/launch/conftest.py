@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import random
 import socket
 import subprocess
 import sys
@@ -55,6 +56,19 @@ def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+@pytest.fixture
+def rendezvous_port():
+    """Free, and below the range that the kernel picks ports of outgoing connections from: torchrun opens several
+    of those between this check and the job's start."""
+    low = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(100):
+        port = random.randrange(10_000, low)
+        with socket.socket() as s:
+            if s.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise AssertionError("no free port")
 
 
 @pytest.fixture

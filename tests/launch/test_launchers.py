@@ -42,15 +42,15 @@ def torchrun(python, port, *more):
             "--master_port", port, *more]  # fmt: skip
 
 
-def test_torchrun(python, free_port):
-    result = run([*torchrun(python, free_port), WORKER], PACELINE_PORT=free_port + 1 if free_port < 65535 else 6667)
+def test_torchrun(python, free_port, rendezvous_port):
+    result = run([*torchrun(python, free_port), WORKER], PACELINE_PORT=rendezvous_port)
     expect_ranks(result, 3)
 
 
-def test_torchrun_restart(python, free_port, tmp_path):
+def test_torchrun_restart(python, free_port, rendezvous_port, tmp_path):
     mark = tmp_path / "failed-once"
     command = [*torchrun(python, free_port, "--max_restarts", 1), WORKER, "--fail-once", mark]
-    result = run(command, PACELINE_PORT=free_port + 1 if free_port < 65535 else 6667)
+    result = run(command, PACELINE_PORT=rendezvous_port)
     assert mark.exists()
     expect_ranks(result, 3)
 
