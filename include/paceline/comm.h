@@ -215,7 +215,8 @@ PACELINE_API void paceline_free(paceline_comm* comm, void* memory);
 /* What scripts for torch's launcher expect (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT), from whatever launcher there is: one NAME=VALUE a line, ended by a zero; empty where they are set
  * already or nothing started this process. Under mpirun collective: every rank calls it once. */
-PACELINE_API paceline_code paceline_launch_environment(const char* face, char* text, size_t capacity);
+PACELINE_API paceline_code paceline_launch_environment(const char* face, char* text,
+                                                       size_t capacity);
 
 /* The settings table as JSON (name, aliases, type, range, default, value, source, text). Returns
  * the length; writes at most `capacity` bytes. face: see paceline_comm_options. */

@@ -14,7 +14,8 @@ def program() -> Path:
         if candidate.exists():
             return candidate
     raise FileNotFoundError(
-        f"the paceline program is in neither {here / 'bin'} nor a build folder; reinstall the package or run ./dev build"
+        f"the paceline program is in neither {here / 'bin'} nor a build folder: "
+        "reinstall the package or run ./dev build"
     )
 
 

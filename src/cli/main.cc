@@ -6,11 +6,8 @@
 namespace {
 
 constexpr paceline::cli::AddCommand kCommands[] = {
-    paceline::cli::add_run,
-    paceline::cli::add_doctor,
-    paceline::cli::add_lab,
-    paceline::cli::add_lab_bytes,
-    paceline::cli::add_bench,
+    paceline::cli::add_run,       paceline::cli::add_doctor, paceline::cli::add_lab,
+    paceline::cli::add_lab_bytes, paceline::cli::add_bench,
 };
 
 int run_main(int argc, char** argv) {

@@ -142,17 +142,19 @@ def test_mp_spawn(python, free_port, tmp_path):
 LAUNCH = """
 from paceline import _launch
 _launch.supply_environment()
-import os
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "local", os.environ["LOCAL_RANK"],
-      "at", os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"], flush=True)
+import os, pathlib, sys
+e = os.environ
+pathlib.Path(sys.argv[1], e["RANK"]).write_text(
+    f"rank {e['RANK']} of {e['WORLD_SIZE']} local {e['LOCAL_RANK']} at {e['MASTER_ADDR']}:{e['MASTER_PORT']}")
 """
 
 
 @pytest.mark.parametrize("mpirun", [["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"], ["mpirun.mpich"]])
-def test_torchs_variables_under_plain_mpirun(python, mpirun):
-    result = run([*mpirun, "-np", 3, python, "-c", LAUNCH])
+def test_torchs_variables_under_plain_mpirun(python, mpirun, tmp_path):
+    # Through files: mpirun may splice the lines that ranks print at the same time.
+    result = run([*mpirun, "-np", 3, python, "-c", LAUNCH, tmp_path])
     assert result.returncode == 0, result.stdout + result.stderr
-    lines = sorted(line for line in result.stdout.splitlines() if line.startswith("rank"))
+    lines = sorted(path.read_text() for path in tmp_path.iterdir())
     assert [line.split(" at ")[0] for line in lines] == [f"rank {r} of 3 local {r}" for r in range(3)]
     places = {line.split(" at ")[1] for line in lines}
     assert len(places) == 1, places
