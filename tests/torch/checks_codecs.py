@@ -9,6 +9,8 @@ import torch.distributed as dist
 from checks import check, run
 from models import assert_same_gradients, assert_same_on_all_ranks, batch, gradients, mlp, pair
 
+import paceline.torch  # noqa: F401
+
 dist.init_process_group("gloo")
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 STEP = {"fp16": 2**-11, "bf16": 2**-8}[os.environ["PACELINE_CODEC"]]
