@@ -20,6 +20,8 @@ def init_tiacc_training():
     activate("tiacc_training")
     if _state.disabled():
         return
+    import torch  # noqa: F401  (first: its import sets off what uses lifetime)
+
     from paceline._torch import lifetime
 
     lifetime.redirect_new_groups()
