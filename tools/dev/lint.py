@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline") / "tidy"
 #: Promises and traces that have no place in a finished tree.
-FORBIDDEN = re.compile(r"\b(TODO|FIXME|XXX)\b|/work/|/root/\.pyenv")
+FORBIDDEN = re.compile(r"\b(TODO|FIXME|XXX)\b|" + re.escape(f"{ROOT}/") + "|" + re.escape(f"{Path.home()}/"))
 
 
 def tracked(*patterns: str) -> list[Path]:
