@@ -22,7 +22,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline") / "tidy"
 #: Promises and traces that have no place in a finished tree.
-FORBIDDEN = re.compile(r"\b(TODO|FIXME|XXX)\b|" + re.escape(f"{ROOT}/") + "|" + re.escape(f"{Path.home()}/"))
+OWN_PATHS = "|".join(re.escape(f"{path}/") for path in (ROOT, Path.home()))
+# A path counts where it begins: "/src/" as a root is no part of "tools/src/".
+FORBIDDEN = re.compile(rf"\b(TODO|FIXME|XXX)\b|(?<![\w./*}}$-])(?:{OWN_PATHS})")
 
 
 def tracked(*patterns: str) -> list[Path]:
