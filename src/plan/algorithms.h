@@ -31,8 +31,10 @@ bool travels_encoded(const Builder& b, Rank a, Rank c, Coding coding);
 // Their phases over some of the ranks. All members call them with the same spans, in the same
 // order.
 
-/// All-reduces `span` among `m` by a ring over pieces.
-void ring_phase(Builder& b, const Members& m, Span span, From from);
+/// All-reduces `span` among `m` by a ring over pieces; encoded: every hop, by the dense codec.
+void ring_phase(Builder& b, const Members& m, Span span, From from, bool is_encoded = false);
+/// Whether a ring is the better way for an encoded buffer of so many bytes (before the codec).
+bool suits_encoded_ring(uint64_t bytes, int members);
 /// Rank at place j ends with the reduction of shards[j] in its output, in a fixed order: its own
 /// contribution, then those of the places before it, backwards round the ring. The output begins
 /// with element `output_begin`.

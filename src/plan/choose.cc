@@ -71,6 +71,8 @@ Choice choose_all_reduce(const PlanRequest& q, const Facts& f) {
   if (f.groups < f.ranks && f.groups > 1) {
     return {Algorithm::kTwoLevel, fmt::format("{}: {} groups", f.text, f.groups)};
   }
+  if (q.codec.codec != Codec::kNone && suits_encoded_ring(f.bytes, f.ranks) && f.nodes == f.ranks)
+    return {Algorithm::kRing, f.text + ": bandwidth counts"};
   if (q.codec.codec != Codec::kNone)
     return {Algorithm::kDirect, f.text + ": rounded once each way"};
   if (f.nodes == 1) return {Algorithm::kDirect, f.text + ": two hops through memory"};

@@ -37,14 +37,26 @@ void send_contributions(Builder& b, const Members& m, const std::vector<std::vec
   }
 }
 
+// The first rank's contribution is added as it arrives. The others' must wait for it: across nodes they
+// arrive in scratch meanwhile, for a receive that is posted only when its turn has come costs a round
+// trip, through all that is queued before the link.
 void add_contributions(Builder& b, const Members& m, const std::vector<Span>& mine, From from,
                        Coding coding, int offset, uint64_t output_begin) {
   Rank peer = m.at(m.mine - offset);
   bool encoded = travels_encoded(b, b.me(), peer, coding);
+  bool waits_in_scratch = offset > 1 && !b.same_node(b.me(), peer);
   for (std::size_t p = 0; p < mine.size(); ++p) {
     Range sum = b.out({mine[p].begin - output_begin, mine[p].end - output_begin});
     Range left = offset == 1 && from == From::kInput ? b.in(mine[p]) : sum;
-    if (encoded) {
+    if (waits_in_scratch) {
+      Range arrived = encoded ? b.encoding(mine[p]) : b.scratch(sum.bytes);
+      b.receive(peer, arrived, p);
+      if (encoded) {
+        b.decode_reduce(sum, arrived);
+      } else {
+        b.reduce(sum, arrived);
+      }
+    } else if (encoded) {
       b.receive_decode_reduce(peer, sum, left, p);
     } else {
       b.receive_reduce(peer, sum, left, p);

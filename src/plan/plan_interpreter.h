@@ -405,7 +405,13 @@ class Interpreter {
         decode_dense(q.codec, src, dst, bytes / 4);
         break;
       case StepKind::kDecodeReduce:
-        decode_add_sparse(src, dst);
+        if (q.codec.codec == Codec::kTopK) {
+          decode_add_sparse(src, dst);
+        } else {
+          std::vector<std::byte> plain(bytes);
+          decode_dense(q.codec, src, plain.data(), bytes / 4);
+          combine_all(q, dst, dst, plain.data(), bytes);
+        }
         break;
       case StepKind::kZero:
         std::memset(dst, 0, bytes);

@@ -103,6 +103,8 @@ double tolerance(const PlanRequest& q) {
                                                  : 8e-3;
   if (q.codec.codec == Codec::kFp16) rounding = 1e-3;
   if (q.codec.codec == Codec::kBf16) rounding = 8e-3;
+  // A direct exchange rounds each contribution once and the sum once, whatever the number of ranks.
+  if (q.codec.codec != Codec::kNone && q.algorithm == Algorithm::kDirect) return rounding * 1.1;
   return rounding * (q.shape.size + 2);
 }
 
@@ -309,15 +311,18 @@ TEST(AllReduce, Direct) { all_reduce_property(Algorithm::kDirect, 60); }
 TEST(AllReduce, TwoLevel) { all_reduce_property(Algorithm::kTwoLevel, 100); }
 TEST(AllReduce, Auto) { all_reduce_property(Algorithm::kAuto, 60); }
 
-TEST(AllReduce, DenseCodecsRoundOnceEachWay) {
-  for (uint64_t seed = 1; seed <= 120; ++seed) {
+TEST(AllReduce, DenseCodecs) {
+  for (uint64_t seed = 1; seed <= 160; ++seed) {
     Dice dice(seed);
     PlanRequest q = random_request(dice);
     q.dtype = DType::kFloat32;
-    q.algorithm = dice.one_of({Algorithm::kDirect, Algorithm::kTwoLevel, Algorithm::kAuto});
+    q.algorithm = dice.one_of(
+        {Algorithm::kDirect, Algorithm::kRing, Algorithm::kTwoLevel, Algorithm::kAuto});
     q.codec.codec = dice.one_of({Codec::kFp16, Codec::kBf16});
     q.codec.scale = dice.one_of({1.0, 10.0});
-    q.codec.inside_node = dice.coin();
+    q.codec.inside_node = dice.coin() || q.algorithm == Algorithm::kRing;
+    // Long enough, now and then, for the rails of a two-level plan to be rings.
+    if (dice.below(4) == 0) q.count = 300000 + dice.below(3000), q.piece_bytes = 64 * 1024;
     if (q.op == ReduceOp::kProduct) q.op = ReduceOp::kSum;  // may leave the range of fp16
     SCOPED_TRACE(describe(q, seed));
     expect_all_reduced(run(q, seed));

@@ -247,7 +247,9 @@ TEST(Choose, ByBytesAndNodes) {
   EXPECT_EQ(choice(4, 1, 64 << 20), Algorithm::kRing);
   // Two nodes: both send the buffer once, but doubling reduces all of it on both.
   EXPECT_EQ(choice(2, 1, 4 << 20), Algorithm::kRing);
-  EXPECT_EQ(choice(4, 1, 64 << 20, Codec::kFp16), Algorithm::kDirect);
+  EXPECT_EQ(choice(4, 1, 64 << 20, Codec::kFp16), Algorithm::kRing);
+  EXPECT_EQ(choice(4, 1, 64 << 10, Codec::kFp16), Algorithm::kDirect);
+  EXPECT_EQ(choice(16, 1, 64 << 20, Codec::kFp16), Algorithm::kDirect);
   EXPECT_EQ(choice(4, 2, 64 << 20), Algorithm::kTwoLevel);
   EXPECT_EQ(choice(4, 2, 64 << 20, Codec::kTopK), Algorithm::kSparse);
   EXPECT_EQ(choice(4, 4, 64 << 20, Codec::kTopK), Algorithm::kDirect);

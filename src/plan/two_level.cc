@@ -21,6 +21,7 @@ void two_level_all_reduce(Builder& b) {
 
   auto shards = split({0, request.count}, static_cast<uint64_t>(l.rails), request.dtype);
   auto groups = static_cast<uint64_t>(l.groups);
+  bool in_ring = suits_encoded_ring(shards[0].size() * dtype_size(request.dtype), l.groups);
   uint64_t chunks = piece_count(request, (shards[0].size() + groups - 1) / groups, request.count);
   std::vector<std::vector<Span>> cut;
   for (Span shard : shards) cut.push_back(split(shard, chunks, request.dtype));
@@ -33,10 +34,10 @@ void two_level_all_reduce(Builder& b) {
       Span mine = chunk[static_cast<std::size_t>(l.inner.mine)];
       if (l.groups == 1) {
         b.finish_sum(b.out(mine));
-      } else if (outer == Coding::kAlways || l.groups == 2) {
+      } else if (l.groups == 2 || (dense && !in_ring)) {
         direct_phase(b, l.rail, mine, from, outer);
       } else {
-        ring_phase(b, l.rail, mine, from);
+        ring_phase(b, l.rail, mine, from, dense);
       }
     }
     direct_all_gather(b, l.inner, chunk, inner);

@@ -99,10 +99,14 @@ Status check_codec(const PlanRequest& q) {
     return unsupported(
         fmt::format("codec {} takes float32, not {}", codec_name(c.codec), dtype_name(q.dtype)));
   }
-  if (q.algorithm == Algorithm::kRing) {
-    return unsupported(
-        fmt::format("ring would round at every hop: take direct or two-level for codec {}",
-                    codec_name(c.codec)));
+  if (q.algorithm == Algorithm::kRing && (!dense || q.collective != Collective::kAllReduce)) {
+    return unsupported(fmt::format("{} with codec {} does not travel in a ring: leave it to auto",
+                                   collective_name(q.collective), codec_name(c.codec)));
+  }
+  if (q.algorithm == Algorithm::kRing && !c.inside_node && q.shape.node_count() < q.shape.size) {
+    return unsupported(fmt::format(
+        "a ring with codec {} encodes every hop: take two-level where nodes have several ranks",
+        codec_name(c.codec)));
   }
   if (dense) {
     if (!(c.scale > 0) || c.scale > 1e30)

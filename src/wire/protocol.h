@@ -141,6 +141,8 @@ class Session {
   [[nodiscard]] bool has_requests() const {
     return !sends_.empty() || !started_.empty() || !receives_.empty();
   }
+  /// True while pieces of a long message have left, or may have, that the peer has not confirmed.
+  [[nodiscard]] bool has_started_sends() const { return !started_.empty(); }
   /// True while a flow reads the caller's memory.
   [[nodiscard]] bool is_writing() const { return writing_ != 0; }
   [[nodiscard]] Rank peer() const { return peer_; }

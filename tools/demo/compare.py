@@ -94,7 +94,7 @@ class Variant:
         started = time.perf_counter()
         losses = []
         for x, y in batches:
-            self.optimizer.zero_grad(set_to_none=False)
+            self.optimizer.zero_grad()
             begin = time.perf_counter()
             loss = torch.nn.functional.cross_entropy(self.model(x), y)
             forward = time.perf_counter() - begin

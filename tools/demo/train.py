@@ -17,9 +17,9 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-BATCH = 48  # per rank
-WIDTH = 1856
-DEPTH = 3
+BATCH = 16  # per rank
+WIDTH = 1024
+DEPTH = 10
 TEST_IMAGES = 500
 
 
@@ -51,21 +51,30 @@ def moved(images: torch.Tensor, dx: int, dy: int) -> torch.Tensor:
     return padded[:, 1 + dy : 9 + dy, 1 + dx : 9 + dx].contiguous()
 
 
+class Block(nn.Module):
+    """x + relu(linear(norm(x)))"""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.linear(self.norm(x)))
+
+
 def build_model(seed: int = 0) -> nn.Module:
-    """64 → 1856 → 1856 → 1856 → 1856 → 10: 10.5 M parameters."""
+    """64 → 1024, ten residual blocks, → 10: 10.6 M parameters."""
     torch.manual_seed(seed)
-    layers: list[nn.Module] = [nn.Linear(64, WIDTH), nn.ReLU()]
-    for _ in range(DEPTH):
-        layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
+    blocks = [Block(WIDTH) for _ in range(DEPTH)]
+    return nn.Sequential(nn.Linear(64, WIDTH), *blocks, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 10))
 
 
 def build_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
 
 
 def train_step(model, optimizer, x, y) -> torch.Tensor:
-    optimizer.zero_grad(set_to_none=False)
+    optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()
     optimizer.step()

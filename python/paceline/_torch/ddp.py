@@ -6,6 +6,7 @@ itself: no other thread has to be woken, and a failure is raised from backward()
 """
 
 import functools
+import inspect
 import weakref
 
 import torch
@@ -204,11 +205,33 @@ def patch(module):
     if "_paceline_patched" in cls.__dict__:
         return
     cls._paceline_patched = True
+    _choose_buckets(cls)
     _wrap_after(cls, "__init__")
     _wrap_after(cls, "__setstate__")
     _wrap_register(cls)
     _wrap_register_builtin(cls)
     _wrap_notify(module)
+
+
+def _choose_buckets(cls):
+    """The bucket size that suits a slow link, where the script gives none.
+
+    Buckets of torch's 25 MiB leave the link idle until a large part of the backward pass is over, and much of the
+    gradients to send when it has ended.
+    """
+    original = cls.__init__
+    sizes = {"bucket_cap_mb", "bucket_cap_mb_list"}
+    position = list(inspect.signature(original).parameters).index("bucket_cap_mb")
+
+    @functools.wraps(original)
+    def wrapper(self, module, *args, **kwargs):
+        is_given = len(args) + 2 > position or any(kwargs.get(name) is not None for name in sizes)
+        if not is_given and not _state.disabled() and all(p.device.type == "cpu" for p in module.parameters()):
+            # Without fusion, the smallest cap gives each parameter a bucket of its own.
+            kwargs["bucket_cap_mb"] = max(int(core.setting("fusion_threshold", _state.face)), 1) / 2**20
+        original(self, module, *args, **kwargs)
+
+    cls.__init__ = wrapper
 
 
 def _wrap_after(cls, name):

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +20,21 @@ namespace {
 constexpr int kEventsAtOnce = 64;
 constexpr std::size_t kSendBudget =
     4 * 1024 * 1024;  // per peer and progress(), then others are read
+
+// How long the end of a peer or of the channel waits for lent memory to leave the sockets. A peer that
+// reads needs far less; one that does not has its connections reset.
+constexpr Time kRecallPatience = 10 * kMillisecond;
+
+/// True when the peer's kernel has everything that was written; waits for that until `give_up`.
+bool sends_all(int socket, Time give_up) {
+  SteadyClock clock;
+  while (true) {
+    int waiting = 0;
+    if (::ioctl(socket, SIOCOUTQ, &waiting) != 0 || waiting == 0) return true;
+    if (clock.now() >= give_up) return false;
+    ::poll(nullptr, 0, 1);
+  }
+}
 
 Status invalid(std::string text) { return {Code::kInvalidArgument, std::move(text)}; }
 
@@ -65,7 +82,8 @@ TcpChannelImpl::TcpChannelImpl(TcpOptions options, Endpoint local, Descriptor li
       local_(local),
       epoll_(std::move(epoll)),
       listener_(std::move(listener)),
-      waker_(std::move(waker)) {
+      waker_(std::move(waker)),
+      lender_(options_.zero_copy) {
   shared_.options = options_.protocol;
   shared_.options.lossy = false;
   shared_.now = SteadyClock().now();
@@ -250,7 +268,7 @@ void TcpChannelImpl::feed_flows(TcpPeer& peer) {
       Connection* c = peer.out[i];
       if (c == nullptr || c->role != Connection::Role::kDataOut || !c->is_writable) continue;
       if (!c->has_piece && !peer.session->has_pieces()) continue;
-      IoResult r = pump_piece(*c, *peer.session, shared_.counters);
+      IoResult r = pump_piece(*c, *peer.session, lender_, shared_.counters);
       if (r.end == IoEnd::kBroken) {
         broken(*c, r);
       } else if (r.end == IoEnd::kBudget) {
@@ -363,12 +381,15 @@ void TcpChannelImpl::handle_data_in(Connection& c) {
 
 void TcpChannelImpl::stop_pieces(TcpPeer& peer) {
   // A frame that was begun can't be ended without the caller's memory: its connection has to go.
+  const bool is_lent = lender_.has_lent() && peer.session->has_started_sends();
+  const Time give_up = after(SteadyClock().now(), kRecallPatience);
   for (Connection*& flow : peer.out) {
-    if (flow == nullptr || !flow->has_piece) continue;
+    if (flow == nullptr || flow->role != Connection::Role::kDataOut) continue;
+    if (!flow->has_piece && (!is_lent || sends_all(flow->fd.get(), give_up))) continue;
     Connection* c = flow;
     flow = nullptr;
-    c->has_piece = false;
-    peer.session->piece_written(c->piece);
+    if (is_lent) reset_on_close(c->fd.get());
+    if (std::exchange(c->has_piece, false)) peer.session->piece_written(c->piece);
     close(*c);
   }
 }

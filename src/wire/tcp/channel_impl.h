@@ -93,6 +93,7 @@ class TcpChannelImpl final : public TcpChannel {
   void evict_half_open();
   void dial(TcpPeer& peer, Purpose purpose);
   void handle_handshake(Connection& c, uint32_t what);
+  [[nodiscard]] bool is_second_call(const Handshake& h) const;
   bool finish_connect(Connection& c);
   void decide(Connection& c);
   void established(Connection& c);
@@ -111,6 +112,7 @@ class TcpChannelImpl final : public TcpChannel {
   Descriptor epoll_;
   Descriptor listener_;
   Descriptor waker_;
+  PageLender lender_;
   Shared shared_;
   bool listener_paused_ = false;
   Time listener_resume_at_ = kNever;

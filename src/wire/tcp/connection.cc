@@ -77,7 +77,24 @@ IoResult pump_control(Connection& c, Session& session, Counters& counters) {
   }
 }
 
-IoResult pump_piece(Connection& c, Session& session, Counters& counters) {
+namespace {
+
+/// Sends some of what is left of the header and the payload by copying; `payload` may be empty.
+ssize_t send_copy(Connection& c, std::span<const std::byte> payload, int flags) {
+  iovec parts[2];
+  std::size_t count = 0;
+  if (c.piece_sent < kFrameHeader)
+    parts[count++] = {c.header.data() + c.piece_sent, kFrameHeader - c.piece_sent};
+  if (!payload.empty()) parts[count++] = {const_cast<std::byte*>(payload.data()), payload.size()};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = count;
+  return ::sendmsg(c.fd.get(), &message, MSG_NOSIGNAL | flags);
+}
+
+}  // namespace
+
+IoResult pump_piece(Connection& c, Session& session, PageLender& lender, Counters& counters) {
   if (!c.has_piece) {
     if (!session.pull_piece(c.purpose.flow, c.piece)) return {IoEnd::kBlocked, 0, {}};
     c.has_piece = true;
@@ -85,26 +102,35 @@ IoResult pump_piece(Connection& c, Session& session, Counters& counters) {
     encode_frame(c.piece.frame, c.header);
   }
   const std::size_t all = kFrameHeader + c.piece.frame.length;
+  bool lend = lender.usable() && c.piece.frame.length >= PageLender::kWorthwhile;
   while (c.piece_sent < all) {
-    iovec parts[2];
-    std::size_t count = 0;
-    std::size_t done = c.piece_sent;
-    if (done < kFrameHeader) {
-      parts[count++] = {c.header.data() + done, kFrameHeader - done};
-      done = kFrameHeader;
+    const std::size_t done = std::max(c.piece_sent, kFrameHeader) - kFrameHeader;
+    std::span<const std::byte> payload(c.piece.data + done, c.piece.frame.length - done);
+    std::size_t sent = 0;
+    IoResult stopped;
+    bool has_stopped = false;
+    if (lend && c.piece_sent >= kFrameHeader) {
+      PageLender::Sent s = lender.send_some(c.fd.get(), payload);
+      if (s.outcome == PageLender::Outcome::kUnsuitable) {
+        lend = false;
+        continue;
+      }
+      sent = s.bytes;
+      has_stopped = s.outcome != PageLender::Outcome::kSent;
+      if (s.outcome == PageLender::Outcome::kBroken) stopped = {IoEnd::kBroken, s.error, {}};
+    } else {
+      // The header waits in the socket for the payload, to leave in one packet with it.
+      ssize_t n = lend ? send_copy(c, {}, MSG_MORE) : send_copy(c, payload, 0);
+      has_stopped = n <= 0;
+      if (has_stopped) stopped = from_errno(n == 0 ? -1 : n);
+      sent = has_stopped ? 0 : static_cast<std::size_t>(n);
     }
-    auto* payload = const_cast<std::byte*>(c.piece.data) + (done - kFrameHeader);
-    parts[count++] = {payload, all - done};
-    msghdr message{};
-    message.msg_iov = parts;
-    message.msg_iovlen = count;
-    ssize_t n = ::sendmsg(c.fd.get(), &message, MSG_NOSIGNAL);
-    if (n <= 0) {
+    if (has_stopped) {
       c.is_writable = false;
-      return from_errno(n == 0 ? -1 : n);
+      return stopped;
     }
-    c.piece_sent += static_cast<std::size_t>(n);
-    counters.wire_sent += static_cast<uint64_t>(n);
+    c.piece_sent += sent;
+    counters.wire_sent += sent;
   }
   c.has_piece = false;
   session.piece_written(c.piece);

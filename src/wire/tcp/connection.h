@@ -10,6 +10,7 @@
 
 #include "wire/handshake.h"
 #include "wire/protocol.h"
+#include "wire/tcp/page_lender.h"
 #include "wire/tcp/socket.h"
 
 namespace paceline::wire {
@@ -81,7 +82,8 @@ IoResult parse_control(Connection& c, Session& session);
 IoResult pump_control(Connection& c, Session& session, Counters& counters);
 /// Sends the rest of the current piece, or the next one. Sets is_writable to false when the socket
 /// is full. kBudget: one piece has left, there may be more.
-IoResult pump_piece(Connection& c, Session& session, Counters& counters);
+/// Long pieces go without a copy where `lender` can.
+IoResult pump_piece(Connection& c, Session& session, PageLender& lender, Counters& counters);
 /// Reads pieces straight to where they belong.
 IoResult read_pieces(Connection& c, Session& session, Shared& shared);
 

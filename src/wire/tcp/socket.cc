@@ -177,6 +177,11 @@ void tune(int fd, unsigned deadline_ms, unsigned unsent_limit) {
     ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_limit, sizeof unsent_limit);
 }
 
+void reset_on_close(int fd) {
+  linger none{1, 0};
+  ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+}
+
 int socket_error(int fd) {
   int error = 0;
   socklen_t length = sizeof error;

@@ -58,6 +58,8 @@ Result<Descriptor> start_connect(const Endpoint& to, const Endpoint& from);
 /// No Nagle; the kernel's own time-out not below `deadline_ms`; `unsent_limit` > 0: at most about
 /// so many bytes wait in the socket beyond what the congestion window lets out.
 void tune(int fd, unsigned deadline_ms, unsigned unsent_limit);
+/// close() drops what the peer has not got yet and resets the connection.
+void reset_on_close(int fd);
 /// The pending error of a socket (0: none).
 int socket_error(int fd);
 
