@@ -70,9 +70,14 @@ struct EncodedTopK {
 /// bytes × elements / 100.
 EncodedTopK encode_topk(const plan::CodecSpec& spec, std::span<const float> gradient,
                         std::span<const ResidualRun> runs, std::byte* dst);
-/// dst[index] += value for every entry (dst has the `elements` that were encoded). An encoding
-/// flagged non-finite fills dst with NaN. Every byte is checked before it is used: kCorrupted names
+/// The same, and `gradient` is zero afterwards: where the sum of all ranks' encodings takes its place,
+/// that saves a pass over memory.
+EncodedTopK encode_topk_clearing(const plan::CodecSpec& spec, std::span<float> gradient,
+                                 std::span<const ResidualRun> runs, std::byte* dst);
+/// dst[index] += value · factor, rounded after each of both, for every entry (dst has the `elements`
+/// that were encoded). An encoding flagged non-finite fills dst with NaN. Every byte is checked before it is used: kCorrupted names
 /// what is wrong, and dst may then hold a part of the entries.
-Status decode_add_topk(std::span<const std::byte> encoded, std::span<float> dst);
+Status decode_add_topk(std::span<const std::byte> encoded, std::span<float> dst,
+                       float factor = 1.0F);
 
 }  // namespace paceline::codec

@@ -109,7 +109,7 @@ class ValueReader {
   bool finite_ = true;
 };
 
-[[gnu::noinline]] Status add_entries(const Encoding& e, std::span<float> dst) {
+[[gnu::noinline]] Status add_entries(const Encoding& e, std::span<float> dst, float factor) {
   constexpr uint32_t kAhead = 32;
   topk::PositionReader positions(e.positions, e.elements);
   ValueReader values(e);
@@ -130,7 +130,7 @@ class ValueReader {
       for (uint32_t j = 0; j < group; ++j) {
         const float value = values.next();
         if (!values.finite()) return corrupted("a value is not finite");
-        dst[at[j]] += value;
+        dst[at[j]] += value * factor;
       }
     }
   }
@@ -141,7 +141,7 @@ class ValueReader {
 
 }  // namespace
 
-Status decode_add_topk(std::span<const std::byte> encoded, std::span<float> dst) {
+Status decode_add_topk(std::span<const std::byte> encoded, std::span<float> dst, float factor) {
   PACELINE_ASSIGN(const Encoding e, parse(encoded, dst.size()));
   if (!e.finite()) {
     std::fill(dst.begin(), dst.end(), std::numeric_limits<float>::quiet_NaN());
@@ -149,7 +149,7 @@ Status decode_add_topk(std::span<const std::byte> encoded, std::span<float> dst)
   }
   if (e.entries == 0) return Status::ok();
   const cpu::FloatMode mode;
-  return add_entries(e, dst);
+  return add_entries(e, dst, factor);
 }
 
 }  // namespace paceline::codec

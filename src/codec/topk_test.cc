@@ -55,11 +55,32 @@ struct Encoder {
     for (std::size_t i = bound; i < bytes.size(); ++i)
       ASSERT_EQ(bytes[i], std::byte{0xEE}) << "wrote beyond the bound";
     bytes.resize(result.bytes);
+    encode_clearing(spec, gradient, runs);
+  }
+  /// The clearing form gives the same bytes and the same rest, and leaves zeros.
+  void encode_clearing(const plan::CodecSpec& spec, Floats gradient, std::vector<ResidualRun> runs) {
+    Floats rest(gradient.size(), -54321.0F);
+    std::size_t at = 0;
+    for (auto& run : runs) {
+      run.after = rest.data() + at;
+      at += run.elements;
+    }
+    std::vector<std::byte> again(encoded_bytes(spec, DType::kFloat32, gradient.size()));
+    const EncodedTopK cleared = encode_topk_clearing(spec, gradient, runs, again.data());
+    ASSERT_EQ(cleared.bytes, result.bytes);
+    ASSERT_EQ(cleared.finite, result.finite);
+    again.resize(cleared.bytes);
+    ASSERT_EQ(again, bytes);
+    ASSERT_EQ(std::memcmp(rest.data(), after.data(), rest.size() * sizeof(float)), 0);
+    for (float g : gradient) ASSERT_EQ(std::bit_cast<uint32_t>(g), 0U);
   }
   [[nodiscard]] Floats decode(std::size_t elements) const {
     Floats out(elements, 0.0f);
     const Status status = decode_add_topk(bytes, out);
     EXPECT_TRUE(status.is_ok()) << status.to_string();
+    Floats quarter(elements, 0.0F);
+    EXPECT_TRUE(decode_add_topk(bytes, quarter, 0.25F).is_ok());
+    for (std::size_t i = 0; i < elements && result.finite; ++i) EXPECT_EQ(quarter[i], out[i] * 0.25F);
     return out;
   }
 };

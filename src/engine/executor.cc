@@ -222,7 +222,8 @@ uint64_t Executor::run_slice(uint32_t step, uint64_t budget, bool& finished) {
       case StepKind::kDecodeReduce: {
         auto bytes = s.bytes_from == plan::kNoStep ? s.src.bytes
                                                    : std::min(s.src.bytes, lengths_[s.bytes_from]);
-        auto status = codec::decode_add_topk({at(s.src), bytes}, floats(at(s.dst), s.dst.bytes));
+        auto status = codec::decode_add_topk({at(s.src), bytes}, floats(at(s.dst), s.dst.bytes),
+                                              static_cast<float>(1.0 / s.divisor));
         if (!status) fail(status);
         return s.dst.bytes / 8;
       }
@@ -275,9 +276,10 @@ void Executor::encode(const Step& s, uint32_t step) {
   if (binding_.residuals == nullptr) return fail({Code::kInternal, "top-k without residuals"});
   auto runs = binding_.residuals->runs(s.src.offset / sizeof(float), elements);
   if (!runs) return fail(runs.status());
-  auto encoded = codec::encode_topk(plan_->plan.request.codec,
-                                    floats(static_cast<const std::byte*>(at(s.src)), s.src.bytes),
-                                    *runs, at(s.dst));
+  const auto& spec = plan_->plan.request.codec;
+  std::byte* src = at(s.src);
+  auto encoded = s.clears ? codec::encode_topk_clearing(spec, floats(src, s.src.bytes), *runs, at(s.dst))
+                          : codec::encode_topk(spec, floats(src, s.src.bytes), *runs, at(s.dst));
   lengths_[step] = encoded.bytes;
   if (!encoded.finite) finite_ = false;
 }

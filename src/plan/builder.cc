@@ -87,9 +87,9 @@ uint32_t Builder::scale(Range dst, double divisor) {
   return push({.kind = StepKind::kScale, .dst = dst, .divisor = divisor});
 }
 
-uint32_t Builder::encode(Range dst, Range src) {
+uint32_t Builder::encode(Range dst, Range src, bool clears) {
   if (src.bytes == 0) return kNoStep;
-  return push({.kind = StepKind::kEncode, .src = src, .dst = dst});
+  return push({.kind = StepKind::kEncode, .src = src, .dst = dst, .clears = clears});
 }
 
 uint32_t Builder::decode(Range dst, Range src) {
@@ -97,9 +97,13 @@ uint32_t Builder::decode(Range dst, Range src) {
   return push({.kind = StepKind::kDecode, .src = src, .dst = dst});
 }
 
-uint32_t Builder::decode_reduce(Range dst, Range src, uint32_t bytes_from) {
+uint32_t Builder::decode_reduce(Range dst, Range src, uint32_t bytes_from, double divisor) {
   if (dst.bytes == 0) return kNoStep;
-  return push({.kind = StepKind::kDecodeReduce, .src = src, .dst = dst, .bytes_from = bytes_from});
+  return push({.kind = StepKind::kDecodeReduce,
+               .src = src,
+               .dst = dst,
+               .bytes_from = bytes_from,
+               .divisor = divisor});
 }
 
 uint32_t Builder::zero(Range dst) {
@@ -186,8 +190,11 @@ void Builder::derive_dependencies(Step& step, uint32_t index) {
     default:
       break;
   }
-  const Range& w = step.dst;
-  if (w.bytes) map(w.buffer).write(w.offset, w.offset + w.bytes, index, after);
+  auto write = [&](const Range& r) {
+    if (r.bytes) map(r.buffer).write(r.offset, r.offset + r.bytes, index, after);
+  };
+  write(step.dst);
+  if (step.clears) write(step.src);
   std::sort(after.begin(), after.end());
   after.erase(std::unique(after.begin(), after.end()), after.end());
   drop_implied(after);

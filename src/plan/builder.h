@@ -64,9 +64,9 @@ class Builder {
   uint32_t copy(Range dst, Range src);  ///< nothing when they are the same
   uint32_t reduce(Range dst, Range src);
   uint32_t scale(Range dst, double divisor);
-  uint32_t encode(Range dst, Range src);
+  uint32_t encode(Range dst, Range src, bool clears = false);
   uint32_t decode(Range dst, Range src);
-  uint32_t decode_reduce(Range dst, Range src, uint32_t bytes_from = kNoStep);
+  uint32_t decode_reduce(Range dst, Range src, uint32_t bytes_from = kNoStep, double divisor = 1.0);
   uint32_t zero(Range dst);
   uint32_t send(Rank peer, Range src, uint64_t piece = 0, uint32_t bytes_from = kNoStep);
   uint32_t receive(Rank peer, Range dst, uint64_t piece = 0, bool short_message = false);

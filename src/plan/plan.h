@@ -109,10 +109,11 @@ enum class StepKind : uint8_t {
   kReduce = 1,  ///< dst = op(dst, src)
   kScale = 2,   ///< dst = dst / divisor (average)
   /// dst = codec(src); sparse: src is the gradient, a range of kInput or kOutput, so that its
-  /// offset tells which elements of the operation it holds; their residual is updated.
+  /// offset tells which elements of the operation it holds; their residual is updated, and src is
+  /// zero afterwards if `clears` says so.
   kEncode = 3,
   kDecode = 4,         ///< dst = codec⁻¹(src), dense codecs
-  kDecodeReduce = 5,   ///< dst = op(dst, codec⁻¹(src)); sparse: scatter-add
+  kDecodeReduce = 5,   ///< dst = op(dst, codec⁻¹(src)); sparse: scatter-add of value / divisor
   kZero = 6,           ///< dst = 0
   kSend = 7,           ///< src → peer
   kReceive = 8,        ///< peer → dst
@@ -139,7 +140,8 @@ struct Step {
   /// receive has no bytes_from: its message may be shorter than dst.bytes, as the flag below says.
   uint32_t bytes_from = kNoStep;
   bool short_message = false;   ///< receives: dst.bytes is an upper bound
-  double divisor = 1.0;         ///< kScale
+  bool clears = false;          ///< sparse kEncode: src = 0 afterwards
+  double divisor = 1.0;         ///< kScale; sparse kDecodeReduce: a power of two
   std::vector<uint32_t> after;  ///< indices of earlier steps that must have completed
   bool operator==(const Step&) const = default;
 };

@@ -214,7 +214,8 @@ class Interpreter {
   }
   /// One of them writes what the other touches. `src` is read, `dst` written.
   static bool conflict(const Step& a, const Step& b) {
-    return overlap(a.dst, b.dst) || overlap(a.dst, b.src) || overlap(a.src, b.dst);
+    return overlap(a.dst, b.dst) || overlap(a.dst, b.src) || overlap(a.src, b.dst) ||
+           ((a.clears || b.clears) && overlap(a.src, b.src));
   }
   static bool reads_own_destination(const Step& s) {
     switch (s.kind) {
@@ -400,13 +401,14 @@ class Interpreter {
           encode_dense(q.codec, src, dst, s.src.bytes / 4);
         }
         states_[r][i].bytes = bytes;
+        if (s.clears) std::memset(at(r, s.src), 0, s.src.bytes);
         break;
       case StepKind::kDecode:
         decode_dense(q.codec, src, dst, bytes / 4);
         break;
       case StepKind::kDecodeReduce:
         if (q.codec.codec == Codec::kTopK) {
-          decode_add_sparse(src, dst);
+          decode_add_sparse(src, dst, static_cast<float>(s.divisor));
         } else {
           std::vector<std::byte> plain(bytes);
           decode_dense(q.codec, src, plain.data(), bytes / 4);
@@ -459,10 +461,10 @@ class Interpreter {
     store<uint64_t>(dst, tickets_.size() - 1);
     return bytes;
   }
-  void decode_add_sparse(const std::byte* src, std::byte* dst) {
+  void decode_add_sparse(const std::byte* src, std::byte* dst, float divisor) {
     for (auto [index, value] : tickets_.at(load<uint64_t>(src))) {
       std::byte* to = dst + 4 * static_cast<std::size_t>(index);
-      store(to, load<float>(to) + value);
+      store(to, load<float>(to) + value / divisor);
     }
   }
 

@@ -60,7 +60,8 @@ std::string step_text(const Step& s) {
   if (s.lane != 0) text += fmt::format(" lane {}", s.lane);
   if (s.src.bytes != 0) text += " " + range_text(s.src);
   if (s.dst.bytes != 0) text += " -> " + range_text(s.dst);
-  if (s.kind == StepKind::kScale) text += fmt::format(" / {}", s.divisor);
+  if (s.clears) text += " clearing the source";
+  if (s.divisor != 1.0) text += fmt::format(" / {}", s.divisor);
   if (s.bytes_from != kNoStep) text += fmt::format(" length of {}", s.bytes_from);
   if (s.short_message) text += " or less";
   if (!s.after.empty()) text += fmt::format(" after {}", fmt::join(s.after, ","));

@@ -4,6 +4,8 @@
 // encodings go to the other groups' owners of the shard and from these to their groups' ranks.
 // Every rank then adds the same encodings in the same order to zeros, so all end with the same
 // bits, and nothing dense is sent after the first level.
+#include <bit>
+
 #include "plan/algorithms.h"
 
 namespace paceline::plan {
@@ -30,18 +32,27 @@ class SparseRail {
     }
   }
 
+  // A sum of few entries is divided where they are. By a power of two each summand is divided without
+  // rounding, so that the average has the same bits; by another number the whole sum has to be.
   void add_up() {
     Range sum = b_.out(shard_);
-    b_.zero(sum);
-    for (std::size_t g = 0; g < codes_.size(); ++g) b_.decode_reduce(sum, codes_[g], known_[g]);
-    b_.finish_sum(sum);
+    if (!is_cleared_) b_.zero(sum);
+    bool divides_entries = b_.request().op == ReduceOp::kAverage &&
+                           std::has_single_bit(static_cast<unsigned>(b_.size()));
+    double divisor = divides_entries ? static_cast<double>(b_.size()) : 1.0;
+    for (std::size_t g = 0; g < codes_.size(); ++g) {
+      b_.decode_reduce(sum, codes_[g], known_[g], divisor);
+    }
+    if (!divides_entries) b_.finish_sum(sum);
   }
 
  private:
   void collect_as_owner(int group) {
     auto own = static_cast<std::size_t>(group);
     bool alone = l_.inner.size() == 1;
-    known_[own] = b_.encode(codes_[own], alone ? b_.in(shard_) : b_.out(shard_));
+    Range source = alone ? b_.in(shard_) : b_.out(shard_);
+    is_cleared_ = source == b_.out(shard_);
+    known_[own] = b_.encode(codes_[own], source, is_cleared_);
     for (int offset = 1; offset < l_.groups; ++offset) {
       b_.send(l_.rail.at(group + offset), codes_[own], lane(), known_[own]);
     }
@@ -78,6 +89,7 @@ class SparseRail {
   Span shard_;
   std::vector<Range> codes_;     ///< by group
   std::vector<uint32_t> known_;  ///< the step that tells the encoding's length
+  bool is_cleared_ = false;      ///< the encoding has left zeros where the sum goes
 };
 
 int my_group(const PlanRequest& request, Rank me) {

@@ -264,27 +264,6 @@ TEST(TcpFaults, AbortLeavesBuffersAlone) {
   }
 }
 
-// Memory that was lent to a socket whose peer does not read must not leave after the abort.
-TEST(TcpFaults, AbortRecallsLentMemoryFromAPeerThatDoesNotRead) {
-  std::mt19937_64 random(29);
-  auto data = random_data(random, 64 << 20);
-  Job job(2);
-  std::vector<std::byte> mine = data;
-  std::vector<std::byte> into(data.size());
-  job.at(1)->receive(0, 1, 0, {into.data(), nullptr, into.size()}, 2);
-  job.at(0)->send(1, 1, 0, mine, 1);
-  ASSERT_TRUE(job.run_until([&] { return job.at(1)->counters().wire_received > 1 << 20; }));
-  for (int i = 0; i < 50; ++i) job.at(0)->progress(job.clock_.now(), job.events(0));  // rank 1 rests
-  job.at(0)->abort({Code::kAborted, "rank 5 (host x) died"});
-  job.at(0)->progress(job.clock_.now(), job.events(0));
-  ASSERT_NE(job.completion(0, 1), nullptr);
-  std::memset(mine.data(), 0x33, mine.size());
-  ASSERT_TRUE(job.run_until([&] { return job.completion(1, 2) != nullptr; }));
-  EXPECT_EQ(job.completion(1, 2)->status.code(), Code::kAborted);
-  for (std::size_t i = 0; i < into.size(); ++i)
-    ASSERT_TRUE(into[i] == data[i] || into[i] == std::byte{0}) << i;
-}
-
 TEST(TcpFaults, DroppedPeerEndsItsRequestsOnly) {
   Job job(3);
   std::vector<std::byte> into(100000);

@@ -9,6 +9,9 @@
 //
 // So memory stays lent from send_some() until the message is known to have arrived; who gives up
 // before that has to make sure that nothing leaves the socket any more (TcpChannelImpl::stop_pieces).
+// Between two machines that is possible. On one machine (namespaces, containers) the receiver's queue
+// holds the very pages until they are read: an aborted operation's memory, written to at once, may be
+// seen there. That is why lending is not the default.
 //
 // One pipe serves a whole channel: what the socket does not take is dropped from the pipe and lent
 // again later. The number of descriptors does not grow with peers.
