@@ -40,7 +40,7 @@ namespace paceline::wire {
 
 struct ProtocolOptions {
   uint32_t piece_bytes = 256 * 1024;    ///< a multiple of kPieceAlign, the same on all ranks
-  uint32_t eager_limit = 32 * 1024;     ///< longer messages wait for their receive
+  uint32_t eager_limit = 64 * 1024;     ///< longer messages wait for their receive
   uint64_t eager_budget = 1024 * 1024;  ///< bytes per peer that may lie unmatched at the receiver
   bool lossy = false;           ///< the link may lose, repeat, reorder, corrupt single frames
   bool payload_sum = false;     ///< CRC-32C over payloads too
