@@ -363,6 +363,10 @@ class _Operations:
         works, self._batch = self._batch or [], None
         return self._together(works, [])
 
+    def _end_coalescing(self, *_):
+        """Older torch waits for the batch's own Works, one by one, and drops what this would return."""
+        self._batch = None
+
     def getBackendName(self):
         return "paceline"
 
@@ -423,13 +427,18 @@ class _Operations:
 
     def _together(self, works, result):
         """One Work for several."""
-        operations = [op for work in works for op in work.operations()]
+        operations = [op for work in works for op in work.hand_over()]
 
         def finish_all():
             for work in works:
                 work.finish()
 
-        return self._hand_out(PacelineWork(self._communicator, operations, finish_all, works, result, self._claim))
+        whole = PacelineWork(self._communicator, operations, finish_all, works, result, self._claim)
+        for work in works:
+            work.follow(whole)
+        if self._batch is not None:
+            self._batch = [work for work in self._batch if work not in works] + [whole]
+        return self._hand_out(whole)
 
     def _done(self, action, result):
         return self._hand_out(PacelineWork(self._communicator, [], action, None, result, self._claim))
@@ -446,7 +455,6 @@ class _Operations:
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     _start_coalescing = start_coalescing
-    _end_coalescing = end_coalescing
 
 
 class PacelineProcessGroup(_Operations, dist.ProcessGroup):

@@ -43,10 +43,13 @@ class PacelineWork(_Work):
         self._raising_future = None
         self._watching = 0
         self._error = None
+        self._whole = None
         if not self._operations:
             self._end(None)
 
     def wait(self, timeout=None):
+        if self._whole is not None:
+            return self._wait_for_whole(timeout)
         seconds = timeout.total_seconds() if timeout is not None else -1.0
         seconds = seconds if seconds > 0 else -1.0
         with self._lock:
@@ -61,6 +64,9 @@ class PacelineWork(_Work):
         return True
 
     def get_future(self):
+        if self._whole is not None:
+            self._release()
+            return self._whole.get_future().then(self._own_result)
         with self._lock:
             if self._future is None:
                 self._future = Future()
@@ -78,24 +84,33 @@ class PacelineWork(_Work):
     def is_completed(self):
         if self._ended.is_set():
             return True
+        if self._whole is not None:
+            return self._whole.is_completed()
         with self._lock:
             if self._watching == 0 and all(self._communicator.test(op) for op in self._operations):
                 self._end(self._wait_here(-1.0))
         return self._ended.is_set()
 
     def is_success(self):
-        return self.is_completed() and self._error is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self):
-        return self._error
+        return self._error if self._whole is None else self._whole.exception()
 
     def result(self):
         return self._result
 
-    def operations(self):
-        """The engine's operations, for a Work that waits for several; whoever asks has to wait for them."""
-        operations, self._operations = self._operations, []
+    def hand_over(self):
+        """The engine's operations, for a Work over several, which waits for them from now on; then follow(it)."""
+        if self._watching:
+            self.wait()  # the completion thread has them already
+        operations, self._operations = ([], []) if self._ended.is_set() else (self._operations, [])
         return operations
+
+    def follow(self, whole):
+        """Waiting for this one waits for `whole`, which took its operations."""
+        if not self._ended.is_set():
+            self._whole = whole
 
     def finish(self):
         """What is to be done once the operations have ended."""
@@ -107,6 +122,14 @@ class PacelineWork(_Work):
 
     def _source_rank(self):
         return -1
+
+    def _wait_for_whole(self, timeout):
+        self._release()
+        return self._whole.wait(timeout)
+
+    def _own_result(self, whole_future):
+        whole_future.value()  # raises what the whole raised
+        return self._result
 
     def _wait_here(self, seconds):
         error = None
