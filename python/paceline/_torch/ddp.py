@@ -5,6 +5,7 @@ pass goes on; when the pass ends, just before DDP's own finalizer, the calling t
 itself: no other thread has to be woken, and a failure is raised from backward() with its own type.
 """
 
+import contextlib
 import functools
 import inspect
 import weakref
@@ -220,18 +221,50 @@ def _choose_buckets(cls):
     gradients to send when it has ended.
     """
     original = cls.__init__
-    sizes = {"bucket_cap_mb", "bucket_cap_mb_list"}
-    position = list(inspect.signature(original).parameters).index("bucket_cap_mb")
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def wrapper(self, module, *args, **kwargs):
-        is_given = len(args) + 2 > position or any(kwargs.get(name) is not None for name in sizes)
-        if not is_given and not _state.disabled() and all(p.device.type == "cpu" for p in module.parameters()):
-            # Without fusion, the smallest cap gives each parameter a bucket of its own.
-            kwargs["bucket_cap_mb"] = max(int(core.setting("fusion_threshold", _state.face)), 1) / 2**20
-        original(self, module, *args, **kwargs)
+    def wrapper(self, *args, **kwargs):
+        try:
+            given = signature.bind(self, *args, **kwargs)
+        except TypeError:  # torch's own sentence, below
+            return original(self, *args, **kwargs)
+        if not _chooses_for(given.arguments):
+            return original(self, *args, **kwargs)
+        threshold = _fusion_threshold()
+        # Without fusion, the smallest cap gives each parameter a bucket of its own.
+        given.arguments["bucket_cap_mb"] = max(threshold, 1) / 2**20
+        with _first_bucket_of_at_most(max(threshold, 1)):
+            return original(*given.args, **given.kwargs)
 
     cls.__init__ = wrapper
+
+
+def _chooses_for(arguments):
+    """Whether the model will travel through Paceline (on the CPU, several ranks), in buckets of our size."""
+    if _state.disabled() or any(arguments.get(name) is not None for name in ("bucket_cap_mb", "bucket_cap_mb_list")):
+        return False
+    if not dist.is_initialized() or dist.get_world_size() <= 1:
+        return False
+    return all(p.device.type == "cpu" for p in arguments["module"].parameters())
+
+
+def _fusion_threshold():
+    text = core.setting("fusion_threshold", _state.face)
+    if not text:
+        core.check_settings(_state.face)  # raises, naming the variable
+    return int(text)
+
+
+@contextlib.contextmanager
+def _first_bucket_of_at_most(threshold):
+    """torch fills 1 MiB into the first bucket, even where the script asks for smaller ones (before 2.0)."""
+    usual = dist._DEFAULT_FIRST_BUCKET_BYTES
+    dist._DEFAULT_FIRST_BUCKET_BYTES = min(usual, threshold)
+    try:
+        yield
+    finally:
+        dist._DEFAULT_FIRST_BUCKET_BYTES = usual
 
 
 def _wrap_after(cls, name):

@@ -1,0 +1,179 @@
+"""The size of DDP's buckets under the one import: the script's, or the setting fusion_threshold."""
+
+import contextlib
+import os
+
+import torch
+import torch.distributed as dist
+from checks import check, run
+from models import assert_same_on_all_ranks, paceline_off, pair, train
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline.torch
+from paceline._torch.ddp import attachment_of
+
+dist.init_process_group("gloo")
+RANK, SIZE = dist.get_rank(), dist.get_world_size()
+MIB = 2**20
+LAYER = 512 * 512 * 4  # bytes; 1 MiB
+LAYERS = 12
+
+
+class Chain(torch.nn.Module):
+    """Layers of 1 MiB each, in float32; some may stay unused."""
+
+    def __init__(self, layers=LAYERS):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(512, 512, bias=False) for _ in range(layers))
+
+    def forward(self, x, unused=()):
+        for index, layer in enumerate(self.layers):
+            if index not in unused:
+                x = torch.tanh(layer(x))
+        return x
+
+
+@contextlib.contextmanager
+def threshold(value):
+    os.environ["PACELINE_FUSION_THRESHOLD"] = str(value)
+    try:
+        yield
+    finally:
+        del os.environ["PACELINE_FUSION_THRESHOLD"]
+
+
+def backward(model, **arguments):
+    torch.manual_seed(RANK)
+    (model(torch.randn(2, 512), **arguments) ** 2).mean().backward()
+
+
+def buckets(model, **arguments):
+    """Bytes of each bucket of the third backward pass: DDP has rebuilt its buckets by then."""
+    sizes = []
+    attachment = attachment_of(model)
+    original = attachment.all_reduce
+
+    def spy(bucket):
+        sizes.append(bucket.buffer().numel() * bucket.buffer().element_size())
+        return original(bucket)
+
+    attachment.all_reduce = spy
+    for _ in range(3):
+        sizes.clear()
+        model.zero_grad()
+        backward(model, **arguments)
+    attachment.all_reduce = original
+    assert sum(sizes) == sum(p.numel() * p.element_size() for p in model.parameters())
+    assert_same_on_all_ranks([p.grad for p in model.parameters() if p.grad is not None])
+    return sizes
+
+
+def assert_about(sizes, cap):
+    """A bucket closes when it has reached the cap; the first may be smaller, the last holds what is left."""
+    assert max(sizes) < cap + LAYER, sizes
+    assert all(size >= cap for size in sizes[1:-1]), sizes
+    assert len(sizes) >= sum(sizes) / (cap + LAYER), sizes
+
+
+@check
+def four_mebibytes_where_the_script_gives_none():
+    sizes = buckets(DistributedDataParallel(Chain()))
+    assert_about(sizes, 4 * MIB)
+    assert len(sizes) in (3, 4), sizes
+
+
+@check
+def the_scripts_size_by_keyword():
+    assert_about(buckets(DistributedDataParallel(Chain(), bucket_cap_mb=2)), 2 * MIB)
+    assert len(buckets(DistributedDataParallel(module=Chain(), bucket_cap_mb=25))) <= 2
+    assert_about(buckets(DistributedDataParallel(module=Chain())), 4 * MIB)
+
+
+@check
+def the_scripts_size_by_position():
+    import inspect
+
+    names = list(inspect.signature(DistributedDataParallel.__init__).parameters.values())[2:]
+    before = [parameter.default for parameter in names[: [p.name for p in names].index("bucket_cap_mb")]]
+    assert_about(buckets(DistributedDataParallel(Chain(), *before, 2)), 2 * MIB)
+    assert_about(buckets(DistributedDataParallel(Chain(), *before)), 4 * MIB)
+
+
+@check
+def the_setting_changes_it():
+    for size in (2 * MIB, 6 * MIB):
+        with threshold(size):
+            assert_about(buckets(DistributedDataParallel(Chain())), size)
+    with threshold(64 * MIB):
+        assert len(buckets(DistributedDataParallel(Chain()))) <= 2
+        assert_about(buckets(DistributedDataParallel(Chain(), bucket_cap_mb=3)), 3 * MIB)
+
+
+@check
+def no_fusion_gives_every_parameter_its_bucket():
+    small = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(3)])
+    with threshold(0):
+        for arguments in ({}, {"static_graph": True}, {"find_unused_parameters": True}):
+            sizes = buckets(DistributedDataParallel(small, **arguments))
+            assert sorted(sizes) == [2048] * 3 + [LAYER] * 3, (arguments, sizes)
+    assert dist._DEFAULT_FIRST_BUCKET_BYTES == MIB
+
+
+@check
+def a_wrong_setting_is_named():
+    for value in ("much", "-1", "4K"):
+        with threshold(value):
+            try:
+                DistributedDataParallel(Chain(1))
+            except paceline.InvalidArgumentError as error:
+                assert "PACELINE_FUSION_THRESHOLD" in str(error), str(error)
+            else:
+                raise AssertionError(f"{value} passed")
+    dist.barrier()
+
+
+@check
+def switched_off_keeps_torchs_size():
+    with paceline_off():
+        plain = DistributedDataParallel(Chain(1))
+    assert plain.bucket_bytes_cap == 25 * MIB, plain.bucket_bytes_cap
+    assert DistributedDataParallel(Chain(1)).bucket_bytes_cap == 4 * MIB
+
+
+@check
+def wrong_arguments_get_torchs_own_answer():
+    try:
+        DistributedDataParallel(Chain(1), no_such_argument=1)
+    except TypeError as error:
+        assert "no_such_argument" in str(error)
+    else:
+        raise AssertionError("no TypeError")
+
+
+@check
+def with_a_static_graph():
+    assert_about(buckets(DistributedDataParallel(Chain(), static_graph=True)), 4 * MIB)
+
+
+@check
+def with_unused_parameters():
+    """No rebuild there: the buckets of the start stay."""
+    model = DistributedDataParallel(Chain(), find_unused_parameters=True)
+    assert_about(buckets(model, unused=(3, 7)), 4 * MIB)
+
+
+@check
+def trains_as_torchs_own():
+    for arguments in ({}, {"static_graph": True}, {"find_unused_parameters": True}):
+        torch.manual_seed(5)
+        ours, plain = pair(Chain(5).double(), **arguments)
+
+        def forward(model, step):
+            torch.manual_seed(100 * step + RANK)
+            (model(torch.randn(2, 512, dtype=torch.float64)) ** 2).mean().backward()
+
+        train(ours, plain, 2, forward)
+
+
+if __name__ == "__main__":
+    run()
