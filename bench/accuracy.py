@@ -3,7 +3,7 @@
 
     python bench/accuracy.py [--seeds 3] [--steps 300] [--json FILE]
 
-The demo's network and data (10.5 M parameters, 2,500 test samples that are never trained on); real Paceline ranks as
+The demo's network and data (10.6 M parameters, 2,500 test samples that are never trained on); real Paceline ranks as
 processes on this machine, each told that it is a node of its own, so that every gradient passes the codec. Held to:
 mean accuracy within 0.5 points of exact.
 """

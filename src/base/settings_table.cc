@@ -193,7 +193,8 @@ constexpr SettingRow kRows[] = {
      "(one node)."},
     {"flows", kInteger, "2", "1..64", "TCP data flows to each peer."},
     {"zero_copy", kFlag, "0", "",
-     "Long TCP messages leave from the caller's memory without a copy. After an abort, a peer on the "
+     "Long TCP messages leave from the caller's memory without a copy. After an abort, a peer on "
+     "the "
      "same machine may still receive what that memory holds by then."},
     {"interface", kText, "", "",
      "Network interface (name, prefix, or ^excluded, as NCCL_SOCKET_IFNAME); empty: the one that "

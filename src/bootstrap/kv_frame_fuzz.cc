@@ -5,7 +5,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace paceline::bootstrap;
-  std::vector<std::byte> in(reinterpret_cast<const std::byte*>(data), reinterpret_cast<const std::byte*>(data) + size);
+  std::vector<std::byte> in(reinterpret_cast<const std::byte*>(data),
+                            reinterpret_cast<const std::byte*>(data) + size);
   while (true) {
     auto before = in.size();
     auto frame = take_frame(in);

@@ -195,8 +195,9 @@ EncodedTopK write_non_finite(std::span<const ResidualRun> runs, uint64_t element
   if (guess.threshold >= kInfinityBits) return write_non_finite(runs, elements, dst);
   const uint64_t room = room_for(keep, elements);
   Candidates found(memory.index.room(room), memory.value.room(room), room, keep);
-  PassRequest pass{gradient.data(), clear, guess.threshold, elements >= kStreamElements, spec.fp16_values,
-                   exponent_for(guess.largest, kSampleTop)};
+  PassRequest pass{gradient.data(),  clear,
+                   guess.threshold,  elements >= kStreamElements,
+                   spec.fp16_values, exponent_for(guess.largest, kSampleTop)};
   const uint32_t largest_bits = collect(pass, runs, found);
   if (largest_bits >= kInfinityBits) return write_non_finite(runs, elements, dst);
   const auto largest = std::bit_cast<float>(largest_bits);

@@ -58,7 +58,8 @@ struct Encoder {
     encode_clearing(spec, gradient, runs);
   }
   /// The clearing form gives the same bytes and the same rest, and leaves zeros.
-  void encode_clearing(const plan::CodecSpec& spec, Floats gradient, std::vector<ResidualRun> runs) {
+  void encode_clearing(const plan::CodecSpec& spec, Floats gradient,
+                       std::vector<ResidualRun> runs) {
     Floats rest(gradient.size(), -54321.0F);
     std::size_t at = 0;
     for (auto& run : runs) {
@@ -80,7 +81,8 @@ struct Encoder {
     EXPECT_TRUE(status.is_ok()) << status.to_string();
     Floats quarter(elements, 0.0F);
     EXPECT_TRUE(decode_add_topk(bytes, quarter, 0.25F).is_ok());
-    for (std::size_t i = 0; i < elements && result.finite; ++i) EXPECT_EQ(quarter[i], out[i] * 0.25F);
+    for (std::size_t i = 0; i < elements && result.finite; ++i)
+      EXPECT_EQ(quarter[i], out[i] * 0.25F);
     return out;
   }
 };

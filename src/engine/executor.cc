@@ -223,7 +223,7 @@ uint64_t Executor::run_slice(uint32_t step, uint64_t budget, bool& finished) {
         auto bytes = s.bytes_from == plan::kNoStep ? s.src.bytes
                                                    : std::min(s.src.bytes, lengths_[s.bytes_from]);
         auto status = codec::decode_add_topk({at(s.src), bytes}, floats(at(s.dst), s.dst.bytes),
-                                              static_cast<float>(1.0 / s.divisor));
+                                             static_cast<float>(1.0 / s.divisor));
         if (!status) fail(status);
         return s.dst.bytes / 8;
       }
@@ -278,8 +278,9 @@ void Executor::encode(const Step& s, uint32_t step) {
   if (!runs) return fail(runs.status());
   const auto& spec = plan_->plan.request.codec;
   std::byte* src = at(s.src);
-  auto encoded = s.clears ? codec::encode_topk_clearing(spec, floats(src, s.src.bytes), *runs, at(s.dst))
-                          : codec::encode_topk(spec, floats(src, s.src.bytes), *runs, at(s.dst));
+  auto encoded = s.clears
+                     ? codec::encode_topk_clearing(spec, floats(src, s.src.bytes), *runs, at(s.dst))
+                     : codec::encode_topk(spec, floats(src, s.src.bytes), *runs, at(s.dst));
   lengths_[step] = encoded.bytes;
   if (!encoded.finite) finite_ = false;
 }

@@ -316,8 +316,8 @@ TEST(AllReduce, DenseCodecs) {
     Dice dice(seed);
     PlanRequest q = random_request(dice);
     q.dtype = DType::kFloat32;
-    q.algorithm = dice.one_of(
-        {Algorithm::kDirect, Algorithm::kRing, Algorithm::kTwoLevel, Algorithm::kAuto});
+    q.algorithm =
+        dice.one_of({Algorithm::kDirect, Algorithm::kRing, Algorithm::kTwoLevel, Algorithm::kAuto});
     q.codec.codec = dice.one_of({Codec::kFp16, Codec::kBf16});
     q.codec.scale = dice.one_of({1.0, 10.0});
     q.codec.inside_node = dice.coin() || q.algorithm == Algorithm::kRing;

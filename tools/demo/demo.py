@@ -56,7 +56,9 @@ def run_cluster(nodes: int, slots: int, args, out: Path) -> dict:
     command += ["--json", str(links), "--", sys.executable, str(HERE / "compare.py"), "--out", str(figures)]
     command += ["--rounds", str(args.rounds), "--steps", str(args.steps), "--variants", *args.variants]
     command += ["--budget", str(args.budget / len(args.clusters))]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])}
+    # PowerSGD's hook takes a visible GPU for the model's own.
+    path = os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
     print(f"==> {nodes} nodes × {slots} rank{'s' if slots > 1 else ''} at {args.rate}", flush=True)
     code = subprocess.run(command, env=env, check=False, timeout=args.timeout).returncode
     if code != 0 or not figures.exists():

@@ -43,10 +43,12 @@ def throughput(axis, cluster: dict) -> None:
         text = f" {run['samples_per_s']:.0f}"
         if plain and run["name"] not in ("gloo", "no-communication"):
             text += f"  ({run['samples_per_s'] / plain:.1f} × Gloo)"
-        axis.text(bar.get_width(), bar.get_y() + bar.get_height() / 2, text, va="center", fontsize=8.5)
+        end = bar.get_width()
         if run["name"].startswith("paceline"):
             limit = run["samples_per_s"] / run["floor_share"]
+            end = max(end, limit)
             axis.plot([limit] * 2, [bar.get_y(), bar.get_y() + bar.get_height()], color="#222", lw=1.6)
+        axis.text(end, bar.get_y() + bar.get_height() / 2, text, va="center", fontsize=8.5)
     axis.set_xlim(0, max(values) * 1.3)
     axis.set_xlabel("samples per second (line: what the link and the cores allow)")
     axis.set_title(f"Throughput, {cluster['nodes']} nodes × {cluster['slots']}", loc="left", fontweight="bold")

@@ -1,10 +1,10 @@
 #include "wire/tcp/page_lender.h"
 
-#include <csignal>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/uio.h>
 #include <unistd.h>
+#include <csignal>
 
 #include <algorithm>
 #include <cerrno>
@@ -86,8 +86,8 @@ PageLender::Sent PageLender::send_some(int socket, std::span<const std::byte> da
   std::size_t sent = 0;
   int error = 0;
   while (left > 0) {
-    ssize_t n =
-        ::splice(read_end_.get(), nullptr, socket, nullptr, left, SPLICE_F_NONBLOCK | SPLICE_F_MOVE);
+    ssize_t n = ::splice(read_end_.get(), nullptr, socket, nullptr, left,
+                         SPLICE_F_NONBLOCK | SPLICE_F_MOVE);
     if (n <= 0) {
       error = n == 0 ? EPIPE : errno;
       if (error == EINTR) continue;

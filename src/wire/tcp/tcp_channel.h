@@ -43,7 +43,7 @@ struct TcpOptions {
                                  ///< first interface that is up and not loopback, else loopback
   uint16_t port = 0;             ///< 0: the kernel picks
   int flows = 2;                 ///< data connections per peer and direction, 1 … 16
-  bool zero_copy = false;        ///< long pieces leave straight from the caller's pages (page_lender.h)
+  bool zero_copy = false;  ///< long pieces leave straight from the caller's pages (page_lender.h)
   Time handshake_timeout = 5 * kSecond;
   Time linger = kSecond;  ///< the destructor waits at most so long for peers to have everything
   std::size_t half_open_limit =
