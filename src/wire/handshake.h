@@ -78,6 +78,8 @@ class Handshake {
   /// True when kFailed speaks of the peer itself (versions, secret, another process), so that
   /// trying again is useless.
   [[nodiscard]] bool is_final() const { return final_; }
+  /// True while the other side has not said anything.
+  [[nodiscard]] bool is_silent() const { return buffer_.empty() && hello_.empty(); }
   [[nodiscard]] Rank peer() const { return peer_; }
   [[nodiscard]] uint64_t incarnation() const { return incarnation_; }
   [[nodiscard]] const Purpose& purpose() const { return purpose_; }

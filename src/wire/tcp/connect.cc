@@ -183,8 +183,9 @@ bool TcpChannelImpl::finish_connect(Connection& c) {
 }
 
 bool TcpChannelImpl::is_second_call(const Handshake& h) const {
-  // Two ranks that call each other at once end one of the two calls. Who it says it is has not been
-  // proven here, but all that follows from it is a line in the log.
+  // Two ranks that call each other at once end one of the two calls, perhaps before a word was said.
+  // Who it says it is has not been proven here, but all that follows from it is a line in the log.
+  if (h.is_silent()) return true;
   auto peer = peers_.find(h.peer());
   return peer != peers_.end() &&
          (peer->second->control != nullptr || peer->second->dialing != nullptr);
