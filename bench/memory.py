@@ -4,8 +4,8 @@
     python bench/memory.py [--mib 64] [--json FILE]
 
 Four ranks on this machine, as four nodes of one rank and as two of two; codecs exact, fp16, top-k. Each rank resets its
-peak of resident memory, runs three all-reduces in place and reads the peak; residuals (two planes of what a rank encodes)
-are taken off. Held to: at most 2 × the buffer.
+peak of resident memory, runs three all-reduces in place and reads the peak; residuals (two planes of what a rank
+encodes) are taken off. Held to: at most 2 × the buffer.
 """
 
 from __future__ import annotations
