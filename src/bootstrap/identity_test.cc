@@ -131,7 +131,8 @@ TEST(NodeList, Expands) {
 }
 
 TEST(NodeList, RefusesWhatItCantRead) {
-  for (const char* text : {"n[1-", "n]1", "n[3-1]", "n[a]", "a,,b", "", "n[1-99999999]"}) {
+  for (const char* text :
+       {"n[1-", "n]1", "n],m[1]", "n[3-1]", "n[a]", "a,,b", "", "n[1-99999999]"}) {
     auto names = expand_nodelist(text, 1000);
     EXPECT_FALSE(names) << text;
   }

@@ -5,11 +5,34 @@
 #include "bootstrap/kv_mpi.h"
 #include "bootstrap/pmi1.h"
 
+namespace {
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+}  // namespace
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace paceline::bootstrap;
   std::string text(reinterpret_cast<const char*>(data), size);
-  if (auto words = parse_pmi_line(text); words && !words->contains("cmd")) std::abort();
-  if (auto bytes = from_hex(text); bytes && to_hex(*bytes) != text) std::abort();
-  if (auto names = expand_nodelist(text, 256); names && names->size() > 256) std::abort();
+  if (auto words = parse_pmi_line(text); words) {
+    require(words->contains("cmd"));
+    for (const auto& [name, value] : *words)
+      require(text.find(name + "=" + value) != std::string::npos);
+  }
+  if (auto bytes = from_hex(text); bytes) require(to_hex(*bytes) == text);
+  auto back = from_hex(to_hex(text));
+  require(back.is_ok() && *back == text);
+  if (auto names = expand_nodelist(text, 256); names) {
+    require(!names->empty() && names->size() <= 256);
+    for (const auto& name : *names)
+      require(!name.empty() && name.find_first_of("[],") == std::string::npos);
+    // Each name is a list of one.
+    for (const auto& name : *names) {
+      auto alone = expand_nodelist(name, 1);
+      require(alone.is_ok() && alone->size() == 1 && alone->front() == name);
+    }
+  }
   return 0;
 }

@@ -48,6 +48,8 @@ Status expand(std::string_view list, const std::string& stem, std::string_view r
     out.push_back(stem + std::string(rest));
     return {};
   }
+  if (rest.substr(0, open).find(']') != std::string_view::npos)
+    return malformed(list, "']' without '['");
   auto close = rest.find(']', open);
   if (close == std::string_view::npos) return malformed(list, "'[' without ']'");
   auto ranges = rest.substr(open + 1, close - open - 1);

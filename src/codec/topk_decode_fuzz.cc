@@ -1,6 +1,7 @@
 // Any bytes as a top-k message: decoding ends with a value or with kCorrupted, and touches nothing but its buffer.
 //
 // Input: two bytes, the buffer's elements (× 3), then the message.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -18,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   std::vector<float> dst(std::size_t{third} * 3, 0.0F);
   // A copy of exactly this size, so that a read beyond it is seen.
   std::vector<std::byte> message(size - 2);
-  std::memcpy(message.data(), data + 2, message.size());
+  std::copy_n(reinterpret_cast<const std::byte*>(data) + 2, message.size(), message.data());
   const Status status = codec::decode_add_topk(message, dst);
   if (!status.is_ok() && status.code() != Code::kCorrupted) std::abort();
   if (!status.is_ok()) return 0;

@@ -10,6 +10,7 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "codec/codec.h"
@@ -72,7 +73,8 @@ struct Encoder {
     ASSERT_EQ(cleared.finite, result.finite);
     again.resize(cleared.bytes);
     ASSERT_EQ(again, bytes);
-    ASSERT_EQ(std::memcmp(rest.data(), after.data(), rest.size() * sizeof(float)), 0);
+    ASSERT_TRUE(
+        std::ranges::equal(std::as_bytes(std::span(rest)), std::as_bytes(std::span(after))));
     for (float g : gradient) ASSERT_EQ(std::bit_cast<uint32_t>(g), 0U);
   }
   [[nodiscard]] Floats decode(std::size_t elements) const {

@@ -33,6 +33,14 @@ TORCH_1_13 = [
 #: Modules with threads or with memory that several processes share: what ThreadSanitizer is for.
 THREADED = ("wire_shm", "wire_tcp", "engine", "capi")
 
+SANITIZED = {
+    "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=0",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+    "TSAN_OPTIONS": f"halt_on_error=1:second_deadlock_stack=1:suppressions={ROOT}/tools/dev/tsan.supp",
+    # Instrumented code is ten times slower: a tenth of the seeds.
+    "PACELINE_TEST_SIM_SEEDS": "300",
+}
+
 
 @dataclasses.dataclass
 class Suite:
@@ -90,7 +98,7 @@ def pytest_suite(
 
 def fuzz_suites(seconds: int) -> list[Suite]:
     suites = []
-    for program in sorted(glob.glob(str(ROOT / "build-fuzz" / "bin" / "*_fuzz"))):
+    for program in sorted(glob.glob(str(ROOT / "build-asan" / "bin" / "*_fuzz"))):
         stem = Path(program).name.removesuffix("_fuzz")
         kept = ROOT / "tests" / "fuzz" / stem
         fresh = OUT / "fuzz" / stem
@@ -109,7 +117,7 @@ def fuzz_suites(seconds: int) -> list[Suite]:
                     *corpus,
                 ],
                 None,
-                {},
+                SANITIZED,
                 seconds + 120,
             )
         )
@@ -118,18 +126,11 @@ def fuzz_suites(seconds: int) -> list[Suite]:
 
 def all_suites() -> list[Suite]:
     venv = str(ROOT / ".venv" / "bin" / "python")
-    sanitized = {
-        "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=0",
-        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
-        "TSAN_OPTIONS": f"halt_on_error=1:second_deadlock_stack=1:suppressions={ROOT}/tools/dev/tsan.supp",
-        # Instrumented code is ten times slower: a tenth of the seeds.
-        "PACELINE_TEST_SIM_SEEDS": "300",
-    }
     suites: list[Suite | None] = [
         Suite("lint", [venv, "tools/dev/lint.py", "--quick"], None, {}, 3000),
         *gtest_suites("build", "cpp", {}, 900),
-        *gtest_suites("build-asan", "asan", sanitized, 1200),
-        *gtest_suites("build-tsan", "tsan", sanitized, 1200),
+        *gtest_suites("build-asan", "asan", SANITIZED, 1200),
+        *gtest_suites("build-tsan", "tsan", SANITIZED, 1200),
         *fuzz_suites(8),
         pytest_suite("tools", venv, ["tests/tools"]),
         pytest_suite("tensorflow-2.15", str(ROOT / "build/venv/tf215/bin/python"), ["tests/tensorflow"]),
@@ -216,32 +217,23 @@ def build(directory: str, options: list[str], targets: list[str]) -> bool:
 def build_all(only: re.Pattern[str]) -> Tally:
     """The instrumented builds. A build that fails counts as one failed test."""
     tally = Tally()
+    debug = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1", "-DCMAKE_CXX_COMPILER=clang++"]
+    # One tree for AddressSanitizer and the fuzzers: libFuzzer's coverage costs the tests less than a second build.
     wanted = {
         "build-asan": (
-            ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1", "-DPACELINE_SANITIZE=address,undefined"],
-            "asan:",
+            ["-DPACELINE_FUZZERS=ON", "-DPACELINE_SANITIZE=fuzzer-no-link,address,undefined"],
+            {"asan:": ["tests"], "fuzz:": ["fuzzers"]},
         ),
         "build-tsan": (
-            ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1", "-DPACELINE_SANITIZE=thread"],
-            "tsan:",
-        ),
-        "build-fuzz": (
-            [
-                "-DCMAKE_BUILD_TYPE=Debug",
-                "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1",
-                "-DPACELINE_FUZZERS=ON",
-                "-DPACELINE_TESTS=OFF",
-                "-DPACELINE_SANITIZE=fuzzer-no-link,address",
-                "-DCMAKE_CXX_COMPILER=clang++",
-            ],
-            "fuzz:",
+            ["-DPACELINE_SANITIZE=thread"],
+            {"tsan:": [f"{m}_test" for m in THREADED]},
         ),
     }
-    targets = {"asan:": ["tests"], "tsan:": [f"{m}_test" for m in THREADED], "fuzz:": ["fuzzers"]}
-    for directory, (options, label) in wanted.items():
-        if not only.search(label) and label not in only.pattern:
+    for directory, (options, labels) in wanted.items():
+        targets = [t for label, names in labels.items() if only.search(label) or label in only.pattern for t in names]
+        if not targets:
             continue
-        ok = build(directory, options, targets[label])
+        ok = build(directory, [*debug, *options], targets)
         tally.add(Tally(passed=int(ok), failed=int(not ok)))
     return tally
 
