@@ -485,8 +485,7 @@ def groups():
     tensor = torch.ones(1)
     dist.all_reduce(tensor, group=everyone_again)
     assert tensor.item() == SIZE
-    if MODERN:
-        dist.destroy_process_group(everyone_again)
+    dist.destroy_process_group(everyone_again)
 
 
 @check

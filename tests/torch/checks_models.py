@@ -49,6 +49,26 @@ def ddp_by_torchs_own_reducer():
         train_against_one_process(lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), **arguments)
 
 
+class Phase(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(11)
+        self.weight = torch.nn.Parameter(torch.randn(5, dtype=torch.complex128))
+
+    def forward(self, x):
+        return (self.weight * x).abs()
+
+
+@check
+def complex_parameters():
+    """On older torch too, whose Gloo refuses them; by torch's reducer and by the import."""
+    alone = Phase()
+    (sum(alone(batch(0, 5, rank=r)).sum() for r in range(SIZE)) / SIZE).backward()
+    model = DistributedDataParallel(Phase())
+    model(batch(0, 5)).sum().backward()
+    torch.testing.assert_close(model.module.weight.grad, alone.weight.grad, rtol=1e-12, atol=1e-13)
+
+
 @check
 def zero_redundancy_optimizer():
     def make(model):

@@ -9,11 +9,26 @@ from paceline._torch.residuals import ResidualSteps
 
 
 def watch_optimizers(optimizer_module):
-    """torch 2 tells after every step of every optimizer; older torch does not, and the next backward pass counts."""
+    """Hears of every step of every optimizer: torch 2 has a hook, older torch calls a method for its profiler."""
+    if getattr(optimizer_module, "_paceline_watching", False):
+        return
     register = getattr(optimizer_module, "register_optimizer_step_post_hook", None)
-    if register is not None and not getattr(optimizer_module, "_paceline_watching", False):
-        optimizer_module._paceline_watching = True
+    if register is not None:
         register(_stepped)
+    elif hasattr(optimizer_module.Optimizer, "_optimizer_step_code"):
+        _watch_step_code(optimizer_module.Optimizer)
+    optimizer_module._paceline_watching = True
+
+
+def _watch_step_code(cls):
+    original = cls._optimizer_step_code
+
+    @functools.wraps(original)
+    def _optimizer_step_code(self):
+        original(self)
+        _stepped(self, (), {})
+
+    cls._optimizer_step_code = _optimizer_step_code
 
 
 def _stepped(optimizer, _args, _kwargs):

@@ -11,6 +11,8 @@ def register():
     """Registers the backend once; does nothing where torch has no distributed package."""
     import torch.distributed as dist
 
+    from paceline._torch.older import name_what_is_missing
+
     if not dist.is_available() or hasattr(dist.Backend, "PACELINE"):
         return
     try:
@@ -18,6 +20,7 @@ def register():
     except TypeError:  # torch before 2.0 knows no devices
         dist.Backend.register_backend("paceline", _create, extended_api=True)
     when_imported("torch._dynamo.trace_rules", _keep_out_of_traces)
+    name_what_is_missing()
 
 
 def _keep_out_of_traces(trace_rules):
