@@ -9,7 +9,9 @@ namespace paceline {
 namespace {
 
 const unsigned char* raw(std::span<const std::byte> s) {
-  return reinterpret_cast<const unsigned char*>(s.data());
+  // Empty spans may hold a null pointer, which libsodium's functions must not be given.
+  static constexpr unsigned char kNothing = 0;
+  return s.empty() ? &kNothing : reinterpret_cast<const unsigned char*>(s.data());
 }
 
 void ensure_ready() {

@@ -155,7 +155,7 @@ void exchange(std::map<Rank, Outcome>& jobs) {
 /// As processes end: side by side, for a channel lingers until its peers have everything.
 void leave(std::map<Rank, Outcome>& jobs) {
   std::vector<std::thread> threads;
-  for (auto& [rank, job] : jobs) threads.emplace_back([&job] { (*job)->channel.reset(); });
+  for (auto& entry : jobs) threads.emplace_back([&job = entry.second] { (*job)->channel.reset(); });
   for (auto& thread : threads) thread.join();
 }
 
