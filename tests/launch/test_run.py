@@ -223,3 +223,11 @@ def test_a_host_that_refuses_is_an_error(paceline):
     result = run([paceline, "run", "--ssh", "ssh -F none -p 1", "-H", REMOTE, "true"], timeout=60)
     assert result.returncode == 255
     assert "rank 0" in result.stderr
+
+
+def test_selftest_needs_no_framework(paceline):
+    """What the wheel is tried with: collectives by the C ABI alone, on a Python that has no torch."""
+    code = "import runpy, sys; sys.modules['torch'] = None; runpy.run_module('paceline.selftest', run_name='__main__')"
+    result = run([paceline, "run", "-np", 2, "--", shutil.which("python3"), "-c", code])
+    assert result.returncode == 0, result.stderr
+    assert "2 ranks, all right" in result.stdout
