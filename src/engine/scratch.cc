@@ -7,6 +7,7 @@ namespace paceline::engine {
 
 ScratchPool::~ScratchPool() {
   for (auto& s : idle_) std::free(s.data);
+  for (auto& s : lent_) std::free(s.data);
 }
 
 void ScratchPool::note_bucket(uint64_t bytes) { bound_ = std::max(bound_, 2 * bytes); }
@@ -25,22 +26,27 @@ std::optional<Scratch> ScratchPool::acquire(uint64_t bytes, bool force) {
     Scratch found = *best;
     *best = idle_.back();
     idle_.pop_back();
-    loaned_ += found.bytes;
-    return found;
+    return lend(found);
   }
   if (loaned_ > 0 && loaned_ + bytes > bound_ && !force) return std::nullopt;
   drop_idle(bound_ > bytes ? bound_ - bytes : 0);
   auto* data = static_cast<std::byte*>(std::aligned_alloc(kAlign, bytes));
   if (data == nullptr) return Scratch{nullptr, bytes};
   held_ += bytes;
-  loaned_ += bytes;
   high_water_ = std::max(high_water_, held_);
-  return Scratch{data, bytes};
+  return lend({data, bytes});
+}
+
+Scratch ScratchPool::lend(Scratch scratch) {
+  loaned_ += scratch.bytes;
+  lent_.push_back(scratch);
+  return scratch;
 }
 
 void ScratchPool::release(Scratch scratch) {
   if (scratch.data == nullptr) return;
   loaned_ -= scratch.bytes;
+  std::erase_if(lent_, [&](const Scratch& s) { return s.data == scratch.data; });
   idle_.push_back(scratch);
   drop_idle(bound_);
 }

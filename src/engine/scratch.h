@@ -41,8 +41,10 @@ class ScratchPool {
 
  private:
   void drop_idle(uint64_t until);
+  Scratch lend(Scratch scratch);
 
   std::vector<Scratch> idle_;
+  std::vector<Scratch> lent_;  ///< an engine may end with operations under way
   uint64_t bound_ = kFloor;
   uint64_t held_ = 0;    ///< allocated: on loan and idle
   uint64_t loaned_ = 0;  ///< on loan
