@@ -1,0 +1,67 @@
+// The interpreter finds what it is there to find.
+#include <gtest/gtest.h>
+
+#include "plan/plan_cases.h"
+
+namespace paceline::plan {
+namespace {
+
+using testing::Interpreter;
+using testing::Memory;
+using testing::memory_for;
+
+std::optional<std::string> verdict(const std::vector<Plan>& plans) {
+  std::vector<Memory> memory;
+  for (const Plan& plan : plans) {
+    std::vector<std::byte> input(plan.request.count * 4);
+    memory.push_back(memory_for(plan.request, static_cast<std::size_t>(plan.me), input));
+  }
+  return Interpreter(plans, memory, 1).run();
+}
+
+std::vector<Plan> ring_in_place() {
+  PlanRequest q;
+  q.algorithm = Algorithm::kRing;
+  q.shape = {3, {0, 1, 2}};
+  q.count = 48;
+  q.in_place = true;
+  std::vector<Plan> plans;
+  for (Rank r = 0; r < 3; ++r) plans.push_back(*build(q, r));
+  return plans;
+}
+
+TEST(Interpreter, FindsForgottenDependencies) {
+  ASSERT_FALSE(verdict(ring_in_place()));
+  std::size_t steps = ring_in_place()[1].steps.size();
+  for (std::size_t i = 0; i < steps; ++i) {
+    auto plans = ring_in_place();
+    if (plans[1].steps[i].after.empty()) continue;
+    plans[1].steps[i].after.clear();
+    auto wrong = verdict(plans);
+    ASSERT_TRUE(wrong) << "step " << i;
+    EXPECT_NE(wrong->find("races"), std::string::npos);
+  }
+}
+
+TEST(Interpreter, FindsMessagesThatDoNotMatch) {
+  auto plans = ring_in_place();
+  plans[1].steps.pop_back();  // the last receive
+  EXPECT_TRUE(verdict(plans));
+  plans = ring_in_place();
+  plans[1].steps[0].src.bytes -= 4;
+  EXPECT_TRUE(verdict(plans));
+  plans = ring_in_place();
+  plans[1].steps[0].slot = 1;
+  EXPECT_TRUE(verdict(plans));
+}
+
+TEST(Interpreter, FindsReadsOfWhatWasNeverWritten) {
+  auto plans = ring_in_place();
+  plans[1].scratch_bytes = 64;
+  plans[1].steps[0].src.buffer = Buffer::kScratch;
+  plans[1].steps[0].src.offset = 0;
+  EXPECT_TRUE(verdict(plans));
+}
+
+}  // namespace
+}  // namespace paceline::plan
