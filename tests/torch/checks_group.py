@@ -1,79 +1,34 @@
-"""torch.distributed.init_process_group("paceline") without Gloo: every collective on random data.
-
-What a rank contributes follows from (check, rank), so every rank knows what the others sent.
-"""
+"""Every collective of the process group on random data; groups, objects, errors."""
 
 import datetime
 import itertools
 import os
 
-import no_gloo  # noqa: F401
 import torch
 import torch.distributed as dist
 from checks import check, run
+from group_world import (
+    FLOATS,
+    INTEGERS,
+    MODERN,
+    RANK,
+    SERIAL,
+    SIZE,
+    assert_same_everywhere,
+    assert_sum,
+    data,
+    everyone,
+    raises,
+)
 from ranks import free_port
 
 import paceline
-from paceline._torch import backend
-
-backend.register()
-MODERN = hasattr(torch, "compile")
-dist.init_process_group("paceline", timeout=datetime.timedelta(seconds=60))
-RANK, SIZE = dist.get_rank(), dist.get_world_size()
-FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
-ROUNDING = {torch.float32: 2**-23, torch.float64: 2**-52, torch.float16: 2**-10, torch.bfloat16: 2**-7}
-_serial = itertools.count()
-
-
-def data(rank, shape, dtype=torch.float32, salt=0):
-    """What `rank` has: random, and known to all."""
-    generator = torch.Generator().manual_seed(7919 * salt + rank)
-    if dtype == torch.bool:
-        return torch.rand(shape, generator=generator) < 0.5
-    if dtype.is_complex:
-        parts = torch.randn((*shape, 2), generator=generator, dtype=torch.float64)
-        return torch.view_as_complex(parts).to(dtype)
-    if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-    return torch.randint(0, 11, shape, generator=generator).to(dtype)
-
-
-def everyone(shape, dtype=torch.float32, salt=0):
-    return [data(r, shape, dtype, salt) for r in range(SIZE)]
-
-
-def assert_sum(result, parts, dtype, divide=1):
-    """Within SIZE roundings of the exact sum; integers exactly, modulo their width."""
-    if not (dtype.is_floating_point or dtype.is_complex):
-        assert torch.equal(result, sum(p.long() for p in parts).to(dtype))
-        return
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    exact = sum(p.to(wide) for p in parts) / divide
-    bound = sum(p.to(wide).abs() for p in parts) * SIZE * ROUNDING.get(dtype, 2**-23)
-    assert bool(((result.to(wide) - exact).abs() <= bound).all())
-
-
-def assert_same_everywhere(tensor):
-    copies = [torch.empty_like(tensor) for _ in range(SIZE)]
-    dist.all_gather(copies, tensor)
-    for copy in copies:
-        assert torch.equal(copy, copies[0])
-
-
-def raises(kind, part, function):
-    try:
-        function()
-    except kind as error:
-        assert part in str(error), str(error)
-        return error
-    raise AssertionError(f"no {kind.__name__}")
 
 
 @check
 def sums_of_all_dtypes():
     for dtype, shape in itertools.product(FLOATS + INTEGERS, [(7,), (3, 5), (1000,), ()]):
-        salt = next(_serial)
+        salt = next(SERIAL)
         tensor = data(RANK, shape, dtype, salt)
         dist.all_reduce(tensor)
         assert_sum(tensor, everyone(shape, dtype, salt), dtype)
@@ -83,7 +38,7 @@ def sums_of_all_dtypes():
 @check
 def complex_sums():
     for dtype in (torch.complex64, torch.complex128):
-        salt = next(_serial)
+        salt = next(SERIAL)
         tensor = data(RANK, (9,), dtype, salt)
         dist.all_reduce(tensor)
         assert_sum(tensor, everyone((9,), dtype, salt), dtype)
@@ -92,7 +47,7 @@ def complex_sums():
 @check
 def averages():
     for dtype in FLOATS:
-        salt = next(_serial)
+        salt = next(SERIAL)
         tensor = data(RANK, (33,), dtype, salt)
         dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
         assert_sum(tensor, everyone((33,), dtype, salt), dtype, divide=SIZE)
@@ -101,14 +56,14 @@ def averages():
 @check
 def minima_maxima_products():
     for dtype in FLOATS + INTEGERS:
-        salt = next(_serial)
+        salt = next(SERIAL)
         parts = torch.stack(everyone((21,), dtype, salt)).double()
         for op, exact in ((dist.ReduceOp.MIN, parts.amin(0)), (dist.ReduceOp.MAX, parts.amax(0))):
             tensor = data(RANK, (21,), dtype, salt)
             dist.all_reduce(tensor, op=op)
             assert torch.equal(tensor.double(), exact)
     for dtype in (torch.float64, torch.int64):
-        salt = next(_serial)
+        salt = next(SERIAL)
         tensor = data(RANK, (21,), dtype, salt)
         dist.all_reduce(tensor, op=dist.ReduceOp.PRODUCT)
         exact = torch.stack(everyone((21,), dtype, salt)).prod(0)
@@ -118,7 +73,7 @@ def minima_maxima_products():
 @check
 def booleans():
     for op, fold in ((dist.ReduceOp.MAX, torch.logical_or), (dist.ReduceOp.MIN, torch.logical_and)):
-        salt = next(_serial)
+        salt = next(SERIAL)
         tensor = data(RANK, (40,), torch.bool, salt)
         dist.all_reduce(tensor, op=op)
         parts = everyone((40,), torch.bool, salt)
@@ -135,7 +90,7 @@ def bitwise():
         (dist.ReduceOp.BOR, torch.bitwise_or),
         (dist.ReduceOp.BXOR, torch.bitwise_xor),
     ):
-        salt = next(_serial)
+        salt = next(SERIAL)
         tensor = data(RANK, (17,), torch.int32, salt)
         dist.all_reduce(tensor, op=op)
         parts = everyone((17,), torch.int32, salt)
@@ -148,7 +103,7 @@ def bitwise():
 
 @check
 def premultiplied_sum():
-    salt = next(_serial)
+    salt = next(SERIAL)
     tensor = data(RANK, (17,), torch.float64, salt)
     op = torch._C._distributed_c10d._make_nccl_premul_sum(0.25)
     if MODERN:
@@ -160,7 +115,7 @@ def premultiplied_sum():
 
 @check
 def non_contiguous_tensors():
-    salt = next(_serial)
+    salt = next(SERIAL)
     parts = everyone((6, 8), torch.float64, salt)
     for view in (lambda t: t.t(), lambda t: t[::2, 1:5], lambda t: t[:, 3]):
         tensor = view(parts[RANK].clone())
@@ -199,7 +154,7 @@ def empty_tensors():
 
 @check
 def large_tensors():
-    salt = next(_serial)
+    salt = next(SERIAL)
     tensor = data(RANK, (700_001,), torch.float32, salt)
     dist.all_reduce(tensor)
     assert_sum(tensor, everyone((700_001,), torch.float32, salt), torch.float32)
@@ -209,7 +164,7 @@ def large_tensors():
 def broadcasts_of_any_dtype():
     dtypes = FLOATS + INTEGERS + [torch.bool, torch.complex64]
     for root, dtype in itertools.product((0, SIZE - 1), dtypes):
-        salt = next(_serial)
+        salt = next(SERIAL)
         tensor = data(RANK, (4, 3), dtype, salt)
         dist.broadcast(tensor, root)
         assert torch.equal(tensor, data(root, (4, 3), dtype, salt))
@@ -218,7 +173,7 @@ def broadcasts_of_any_dtype():
 @check
 def gathers_with_uneven_sizes():
     for dtype in (torch.float32, torch.float16, torch.bool, torch.complex64, torch.int64):
-        salt = next(_serial)
+        salt = next(SERIAL)
         outputs = [torch.zeros((r, 2), dtype=dtype) for r in range(SIZE)]
         dist.all_gather(outputs, data(RANK, (RANK, 2), dtype, salt))
         for r, output in enumerate(outputs):
@@ -227,7 +182,7 @@ def gathers_with_uneven_sizes():
 
 @check
 def gathers_into_one_tensor():
-    salt = next(_serial)
+    salt = next(SERIAL)
     output = torch.zeros(SIZE * 3, 2)
     dist.all_gather_into_tensor(output, data(RANK, (3, 2), salt=salt))
     assert torch.equal(output, torch.cat(everyone((3, 2), salt=salt)))
@@ -239,7 +194,7 @@ def gathers_into_one_tensor():
 @check
 def reduces_to_a_root():
     for root in range(SIZE):
-        salt = next(_serial)
+        salt = next(SERIAL)
         tensor = data(RANK, (13,), torch.float64, salt)
         before = tensor.clone()
         dist.reduce(tensor, root)
@@ -251,13 +206,13 @@ def reduces_to_a_root():
 
 @check
 def reduce_scatters():
-    salt = next(_serial)
+    salt = next(SERIAL)
     inputs = [data(RANK, (r + 1, 2), torch.float64, salt + 100 * r) for r in range(SIZE)]
     output = torch.zeros(RANK + 1, 2, dtype=torch.float64)
     dist.reduce_scatter(output, inputs)
     exact = sum(data(r, (RANK + 1, 2), torch.float64, salt + 100 * RANK) for r in range(SIZE))
     torch.testing.assert_close(output, exact)
-    salt = next(_serial)
+    salt = next(SERIAL)
     output = torch.zeros(5, dtype=torch.float64)
     dist.reduce_scatter_tensor(output, data(RANK, (5 * SIZE,), torch.float64, salt), op=dist.ReduceOp.AVG)
     exact = sum(everyone((5 * SIZE,), torch.float64, salt))[5 * RANK : 5 * RANK + 5] / SIZE
@@ -266,7 +221,7 @@ def reduce_scatters():
 
 @check
 def all_to_all_of_lists():
-    salt = next(_serial)
+    salt = next(SERIAL)
     inputs = [data(RANK, (r + 1, 2), torch.float32, salt + 100 * r) for r in range(SIZE)]
     outputs = [torch.zeros(RANK + 1, 2) for _ in range(SIZE)]
     dist.all_to_all(outputs, inputs)
@@ -277,7 +232,7 @@ def all_to_all_of_lists():
 @check
 def all_to_all_with_uneven_splits():
     """Rank a sends (a + 2 b) % 3 rows to rank b; zero rows occur."""
-    salt = next(_serial)
+    salt = next(SERIAL)
 
     def rows(a, b):
         return (a + 2 * b) % 3
@@ -298,7 +253,7 @@ def all_to_all_with_uneven_splits():
 @check
 def gather_and_scatter():
     for root in (0, SIZE - 1):
-        salt = next(_serial)
+        salt = next(SERIAL)
         outputs = [torch.zeros(3, 2) for _ in range(SIZE)] if root == RANK else None
         dist.gather(data(RANK, (3, 2), salt=salt), outputs, root)
         if root == RANK:
@@ -320,7 +275,7 @@ def barriers():
 
 @check
 def asynchronous_operations():
-    salt = next(_serial)
+    salt = next(SERIAL)
     tensors = [data(RANK, (50 + i,), torch.float64, salt + i) for i in range(20)]
     works = [dist.all_reduce(t, async_op=True) for t in tensors]
     for work in reversed(works):
@@ -332,7 +287,7 @@ def asynchronous_operations():
 
 @check
 def futures_and_callbacks():
-    salt = next(_serial)
+    salt = next(SERIAL)
     tensor = data(RANK, (50,), torch.float64, salt)
     work = dist.all_reduce(tensor, async_op=True)
     doubled = work.get_future().then(lambda f: f.value()[0] * 2)
@@ -350,102 +305,6 @@ def work_that_nobody_waits_for():
         dist.all_reduce(torch.randn(10_000), async_op=True)
     gc.collect()
     dist.barrier()
-
-
-@check
-def point_to_point():
-    right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
-    salt = next(_serial)
-    for dtype in (torch.float32, torch.bfloat16, torch.bool):
-        tensor, received = data(RANK, (5, 2), dtype, salt), torch.zeros(5, 2, dtype=dtype)
-        send, receive = dist.isend(tensor, right), dist.irecv(received, left)
-        receive.wait()
-        send.wait()
-        assert torch.equal(received, data(left, (5, 2), dtype, salt))
-    if RANK == 0:
-        dist.send(torch.arange(6.0).view(2, 3).t(), 1)
-    elif RANK == 1:
-        whole = torch.zeros(3, 4)
-        dist.recv(whole[:, ::2], 0)
-        assert torch.equal(whole[:, ::2], torch.arange(6.0).view(2, 3).t())
-
-
-@check
-def tags_keep_messages_apart():
-    if RANK == 0:
-        works = [dist.isend(torch.full((3,), float(tag)), 1, tag=tag) for tag in (5, 6, 7)]
-        for work in works:
-            work.wait()
-    elif RANK == 1:
-        for tag in (7, 5, 6):
-            received = torch.zeros(3)
-            dist.recv(received, 0, tag=tag)
-            assert received.tolist() == [tag] * 3
-
-
-@check
-def batches_of_point_to_point():
-    right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
-    received = torch.zeros(4)
-    operations = [
-        dist.P2POp(dist.isend, torch.full((4,), float(RANK)), right),
-        dist.P2POp(dist.irecv, received, left),
-    ]
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
-    assert received.tolist() == [left] * 4
-
-
-@check
-def works_of_a_batch_wait_for_it():
-    """Each Work of a batch can be waited for, in any order; one dropped in it does not disturb the others."""
-    backend = _backend_of_world()
-    opts = torch._C._distributed_c10d.AllreduceOptions()
-    several = torch._C._distributed_c10d.AllreduceCoalescedOptions()
-    for way in ("wait", "get_future", "whole"):
-        tensors = [torch.full((50,), float(RANK + i)) for i in range(5)]
-        backend.start_coalescing()
-        first = backend.allreduce(tensors[:1], opts)
-        backend.allreduce(tensors[1:2], opts)
-        pair = backend.allreduce_coalesced(tensors[2:4], several)
-        last = backend.allreduce(tensors[4:], opts)
-        whole = backend.end_coalescing()
-        if way == "wait":
-            for work in (last, pair, first):
-                work.wait()
-                assert work.is_completed() and work.is_success() and work.exception() is None
-        elif way == "get_future":
-            assert first.get_future().wait()[0].data_ptr() == tensors[0].data_ptr()
-            assert len(pair.get_future().wait()) == 2
-        else:
-            whole.wait()
-        total = sum(range(SIZE))
-        assert [t[-1].item() for t in tensors] == [total + i * SIZE for i in range(5)], (way, tensors)
-
-
-def _backend_of_world():
-    group = dist.distributed_c10d._get_default_group()
-    return group._get_backend(torch.device("cpu")) if MODERN else group
-
-
-@check
-def large_batches_of_point_to_point():
-    """Beyond what travels eagerly: every Work must have been waited for itself, whatever the order."""
-    right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
-    salt = next(_serial)
-    sent = [data(RANK, (200_000 + i,), salt=salt + i) for i in range(3)]
-    received = [torch.zeros(200_000 + i) for i in range(3)]
-    operations = [dist.P2POp(dist.irecv, t, left, tag=i) for i, t in enumerate(received)]
-    operations += [dist.P2POp(dist.isend, t, right, tag=i) for i, t in enumerate(sent)]
-    for work in reversed(dist.batch_isend_irecv(operations)):
-        work.wait()
-    for i, tensor in enumerate(received):
-        assert torch.equal(tensor, data(left, (200_000 + i,), salt=salt + i))
-
-
-@check
-def receiving_from_anyone_is_a_named_error():
-    raises(paceline.UnsupportedError, "name the source", lambda: dist.recv(torch.zeros(1)))
 
 
 @check
@@ -469,7 +328,7 @@ def groups():
     evens, odds = dist.new_group(list(range(0, SIZE, 2))), dist.new_group(list(range(1, SIZE, 2)))
     mine, members = (odds, range(1, SIZE, 2)) if RANK % 2 else (evens, range(0, SIZE, 2))
     for _ in range(3):
-        salt = next(_serial)
+        salt = next(SERIAL)
         tensor = data(RANK, (8,), torch.float64, salt)
         dist.all_reduce(tensor, group=mine)
         torch.testing.assert_close(tensor, sum(data(r, (8,), torch.float64, salt) for r in members))

@@ -1,16 +1,18 @@
-"""init_process_group("paceline"), with torch's Gloo made unavailable (checks_group.py)."""
+"""init_process_group("paceline"), with torch's Gloo made unavailable (group_world.py)."""
 
 import pytest
 from support import Suite, names_of
 
-two, four = Suite("checks_group.py", 2), Suite("checks_group.py", 4)
+FILES = ("checks_group.py", "checks_messages.py")
+SUITES = {(file, ranks): Suite(file, ranks) for file in FILES for ranks in (4, 2)}
+NAMES = [(file, name) for file in FILES for name in names_of(file)]
 
 
-@pytest.mark.parametrize("name", names_of("checks_group.py"))
-def test_four_ranks(name):
-    four.expect(name)
+@pytest.mark.parametrize(("file", "name"), NAMES)
+def test_four_ranks(file, name):
+    SUITES[file, 4].expect(name)
 
 
-@pytest.mark.parametrize("name", names_of("checks_group.py"))
-def test_two_ranks(name):
-    two.expect(name)
+@pytest.mark.parametrize(("file", "name"), NAMES)
+def test_two_ranks(file, name):
+    SUITES[file, 2].expect(name)
