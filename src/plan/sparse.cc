@@ -32,8 +32,8 @@ class SparseRail {
     }
   }
 
-  // A sum of few entries is divided where they are. By a power of two each summand is divided without
-  // rounding, so that the average has the same bits; by another number the whole sum has to be.
+  // A sum of few entries is divided where they are. Divided by a power of two, each summand keeps its
+  // bits (denormals apart), so the average is that of the sum; by another number the sum itself has to be.
   void add_up() {
     Range sum = b_.out(shard_);
     if (!is_cleared_) b_.zero(sum);
