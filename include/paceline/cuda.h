@@ -1,0 +1,95 @@
+/* The C ABI of the path for CUDA tensors (libpaceline_cuda.so): gradients go device → pinned memory → wire → device,
+ * ordered by streams. The conventions of comm.h hold: structs begin with their size, functions return a paceline_code,
+ * paceline_cuda_error() explains the last failure.
+ *
+ * - No function here waits for the network, except paceline_cuda_create, _destroy and _wait_arrival.
+ * - Streams and device pointers are the driver API's (CUstream, CUdeviceptr), which the runtime API shares.
+ * - All memory is allocated by create and by reserve: none while an operation is under way.
+ * - All ranks of a communicator submit the same operations in the same order, from one thread at a time.
+ */
+#ifndef PACELINE_CUDA_H
+#define PACELINE_CUDA_H
+
+#include <paceline/comm.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct paceline_cuda paceline_cuda;
+
+/* codecs between the nodes: 0 none (exact), 1 fp16, 2 bf16, 3 top-k, 4 int8 in blocks */
+
+typedef struct paceline_cuda_options {
+  size_t struct_size;
+  int32_t device;           /* ordinal of the device whose primary context is used */
+  int32_t lanes;            /* 0: what the settings say */
+  uint64_t piece_bytes;     /* of gradient per pipelined piece; 0: what the settings say */
+  const char* nccl_library; /* NULL: the one loaded in the process, else libnccl.so.2 */
+} paceline_cuda_options;
+
+typedef struct paceline_cuda_args {
+  size_t struct_size;
+  void* data;                       /* device memory, reduced in place */
+  uint64_t count;                   /* elements */
+  int32_t dtype;                    /* comm.h's: float32, float16, bfloat16 */
+  int32_t reduce_op;                /* sum or average */
+  int32_t codec;                    /* -1: what the settings say */
+  double ratio;                     /* top-k: 0 is what the settings say */
+  double momentum;                  /* top-k with momentum correction: the optimizer's; 0: off */
+  const paceline_segment* segments; /* codecs with residuals: which parameters the buffer holds */
+  size_t segment_count;
+  void* stream; /* the stream on which `data` is produced */
+  const char* name;
+} paceline_cuda_args;
+
+typedef struct paceline_cuda_stats {
+  size_t struct_size;
+  uint64_t operations;
+  uint64_t wire_bytes; /* this rank handed to the wire, without headers */
+  uint64_t device_bytes, pinned_bytes, residual_bytes;
+} paceline_cuda_stats;
+
+/* 1 when a driver, a device and the stream memory operations are there; 0: `reason` (cut to capacity) names what is
+ * missing and the fix. */
+PACELINE_API int paceline_cuda_available(char* reason, size_t capacity);
+/* Collective over the ranks of `comm`, which must outlive the handle and carry nothing else meanwhile. */
+PACELINE_API paceline_code paceline_cuda_create(paceline_comm* comm,
+                                                const paceline_cuda_options* options,
+                                                paceline_cuda** cuda);
+/* Allocates what buffers of together `bytes` (the largest of `largest`) need per step. Call it while nothing is under
+ * way, before the first operation and when the model grows. */
+PACELINE_API paceline_code paceline_cuda_reserve(paceline_cuda* cuda, uint64_t bytes,
+                                                 uint64_t largest);
+/* Enqueues; returns at once. The data may be used on `stream` again after paceline_cuda_join(). */
+PACELINE_API paceline_code paceline_cuda_all_reduce(paceline_cuda* cuda,
+                                                    const paceline_cuda_args* args,
+                                                    paceline_op* op);
+/* Makes `stream` wait (on the device) for the operation. */
+PACELINE_API paceline_code paceline_cuda_join(paceline_cuda* cuda, paceline_op op, void* stream);
+/* Blocks the host until everything submitted has come over the network, or has failed: called before an optimizer's
+ * step, it keeps a fault from changing parameters. finite: 0 when any rank saw an Inf or NaN. */
+PACELINE_API paceline_code paceline_cuda_wait_arrival(paceline_cuda* cuda, double timeout_s,
+                                                      int32_t* finite);
+/* Ends everything: flags are released, communicators inside the node aborted, other ranks told. */
+PACELINE_API paceline_code paceline_cuda_abort(paceline_cuda* cuda, const char* reason);
+PACELINE_API paceline_code paceline_cuda_destroy(paceline_cuda* cuda);
+PACELINE_API const char* paceline_cuda_describe(
+    const paceline_cuda* cuda); /* the path, for the start-up line */
+PACELINE_API const char* paceline_cuda_error(
+    const paceline_cuda* cuda); /* NULL: of the calling thread */
+PACELINE_API paceline_code paceline_cuda_stats_get(const paceline_cuda* cuda,
+                                                   paceline_cuda_stats* stats);
+
+/* Residuals of one step are kept (commit) or return to their values before it (rollback); see comm.h. */
+PACELINE_API paceline_code paceline_cuda_residual_commit(paceline_cuda* cuda);
+PACELINE_API paceline_code paceline_cuda_residual_rollback(paceline_cuda* cuda);
+PACELINE_API paceline_code paceline_cuda_residual_read(paceline_cuda* cuda, uint64_t key,
+                                                       float* data, uint64_t elements);
+PACELINE_API paceline_code paceline_cuda_residual_write(paceline_cuda* cuda, uint64_t key,
+                                                        const float* data, uint64_t elements);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* PACELINE_CUDA_H */
