@@ -81,9 +81,11 @@ PACELINE_API const char* paceline_cuda_error(
 PACELINE_API paceline_code paceline_cuda_stats_get(const paceline_cuda* cuda,
                                                    paceline_cuda_stats* stats);
 
-/* Residuals of one step are kept (commit) or return to their values before it (rollback); see comm.h. */
+/* Residuals of one step are kept (commit) or return to their values before it (rollback); a new loss scale
+ * multiplies them (scale). Call after wait_arrival; see comm.h. */
 PACELINE_API paceline_code paceline_cuda_residual_commit(paceline_cuda* cuda);
 PACELINE_API paceline_code paceline_cuda_residual_rollback(paceline_cuda* cuda);
+PACELINE_API paceline_code paceline_cuda_residual_scale(paceline_cuda* cuda, double factor);
 PACELINE_API paceline_code paceline_cuda_residual_read(paceline_cuda* cuda, uint64_t key,
                                                        float* data, uint64_t elements);
 PACELINE_API paceline_code paceline_cuda_residual_write(paceline_cuda* cuda, uint64_t key,

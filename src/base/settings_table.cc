@@ -84,10 +84,11 @@ constexpr SettingRow kRows[] = {
     {"log_level", kChoice, "warning", "trace|debug|info|warning|error|off",
      "What is logged to standard error.", kLogLevel},
     // What travels.
-    {"codec", kChoice, "none", "none|fp16|bf16|topk",
+    {"codec", kChoice, "none", "none|fp16|bf16|topk|int8",
      "How float32 gradients travel: none is exact; fp16 and bf16 halve the bytes; topk sends the "
-     "largest entries and "
-     "keeps the rest as a residual for the next step.",
+     "largest entries and keeps the rest as a residual for the next step; int8 sends a quarter of "
+     "the bytes and keeps the rounding as a residual (CUDA tensors; those of the CPU travel "
+     "exactly).",
      kCodec, "perseus=fp16"},
     {"codec_scope", kChoice, "between_nodes", "between_nodes|everywhere",
      "Where fp16 and bf16 apply: between nodes only, or inside a node too.", kCodecScope,
@@ -98,6 +99,9 @@ constexpr SettingRow kRows[] = {
      "topk applies to buffers of at least this many bytes; smaller ones travel exactly.",
      kTopkThreshold},
     {"topk_fp16", kFlag, "0", "", "topk's values travel as fp16.", kTopkFp16},
+    {"topk_momentum", kNumber, "0", "0..0.9999",
+     "Momentum correction of topk on CUDA tensors: applied on every rank before the selection; the "
+     "optimizer's own momentum must then be 0."},
     {"gradient_scale", kNumber, "1", "0<..",
      "Gradients are multiplied by this before the cast to fp16 and divided after it.",
      kGradientScale, "perseus=10"},
@@ -136,6 +140,9 @@ constexpr SettingRow kRows[] = {
     // By which plan.
     {"algorithm", kChoice, "auto", "auto|ring|doubling|tree|direct|two_level|sparse",
      "The plan of an all-reduce; auto chooses by size, nodes and codec.", kAlgorithm},
+    {"cuda_path", kChoice, "auto", "auto|paceline|torch",
+     "How gradients of CUDA models travel: paceline: through Paceline, or an error that says why "
+     "not; torch: torch's own all-reduce; auto: through Paceline between nodes where that can be."},
     {"inner_size", kInteger, "0", "0..65536",
      "Ranks in the inner group of two-level plans; 0: the node's own.", kInnerSize},
     {"hierarchical_threshold", kInteger, "1073741824", "0..",
