@@ -4,6 +4,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <nmmintrin.h>
 #endif
 
@@ -25,8 +26,8 @@ constexpr auto kTables = [] {
 }();
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.2"))) uint32_t crc32c_sse42(const std::byte* p, std::size_t n,
-                                                        uint32_t crc) {
+__attribute__((target("sse4.2,crc32"))) uint32_t crc32c_sse42(const std::byte* p, std::size_t n,
+                                                              uint32_t crc) {
   uint64_t c = crc;
   for (; n >= 8; p += 8, n -= 8) {
     uint64_t word;
@@ -36,6 +37,15 @@ __attribute__((target("sse4.2"))) uint32_t crc32c_sse42(const std::byte* p, std:
   auto c32 = static_cast<uint32_t>(c);
   for (; n > 0; ++p, --n) c32 = _mm_crc32_u8(c32, static_cast<uint8_t>(*p));
   return c32;
+}
+
+// Asked of the processor itself: the compilers' own table of features is not in every run-time library.
+bool has_sse42() {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_SSE4_2) != 0;
 }
 #endif
 
@@ -58,7 +68,7 @@ uint32_t crc32c_portable(std::span<const std::byte> data, uint32_t crc) {
 
 uint32_t crc32c(std::span<const std::byte> data, uint32_t crc) {
 #if defined(__x86_64__)
-  static const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
+  static const bool has_instruction = has_sse42();
   if (has_instruction) return ~crc32c_sse42(data.data(), data.size(), ~crc);
 #endif
   return crc32c_portable(data, crc);
