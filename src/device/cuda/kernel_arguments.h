@@ -1,0 +1,154 @@
+// What host and device share: the kernels' names, their one argument each, and the constants of the formats.
+//
+// A kernel takes one struct by value. Pointers are 64-bit numbers, so that the same struct serves the device and the
+// reference. Included by nvcc too: plain C++17, no other header of the project.
+#pragma once
+
+#include <cstdint>
+
+namespace paceline::device::cuda {
+
+inline constexpr uint32_t kSourceLimit = 256;
+
+/// Elements whose entries lie together in a top-k encoding; their offsets fit 16 bits.
+inline constexpr uint32_t kTopKTile = 8192;
+/// Elements that share a scale in an int8 encoding.
+inline constexpr uint32_t kInt8Block = 512;
+
+// Top-k's threshold is read off a sample by two histograms over the bits of |v|: the upper 12, then the next 12.
+inline constexpr uint32_t kBins = 4096;
+inline constexpr uint32_t kCoarseShift = 19;
+inline constexpr uint32_t kFineShift = 7;
+/// Elements sampled side by side: 64 bytes of float32, what memory hands out at once.
+inline constexpr uint32_t kSampleChunk = 16;
+
+using Address = uint64_t;
+
+struct DenseEncode {
+  Address gradient, encoded, report;
+  uint64_t elements;
+  float scale;
+};
+
+struct DenseCombine {
+  Address output;
+  uint64_t elements;
+  float scale;
+  uint32_t sources;
+  Address encoded[kSourceLimit];
+};
+
+struct Int8Encode {
+  Address gradient, residual, next_residual, report;
+  Address scales, values;  ///< of the encoding
+  uint64_t elements;
+  float scale;
+};
+
+struct Int8Combine {
+  Address output;
+  uint64_t elements;
+  uint64_t values_offset;  ///< in an encoding; its scales come first
+  float scale;
+  uint32_t sources;
+  Address encoded[kSourceLimit];
+};
+
+/// The head of EncodeArguments::state; behind it lies one 64-bit word per tile.
+struct TopKState {
+  uint32_t coarse_bin;   ///< the coarse bin that holds the threshold
+  uint32_t coarse_rank;  ///< which of that bin's samples, counted from the largest, from 1
+  uint32_t threshold;    ///< bits of |v|: what is at least this large is sent
+  uint32_t coarse_done, fine_done;  ///< blocks that have finished
+  uint32_t unused[3];
+  uint32_t coarse[kBins], fine[kBins];
+};
+
+struct TopK {
+  Address gradient, residual, next_residual, velocity, next_velocity, report, state;
+  Address starts, exponents, offsets, values, end;  ///< of the encoding
+  uint64_t elements;
+  uint32_t entries;  ///< at most
+  uint32_t tiles;
+  float scale, momentum;
+  uint32_t fp16_values;
+  uint32_t sample_chunks, sample_step;  ///< one chunk in every `sample_step` chunks
+  uint32_t sample_rank;                 ///< the threshold is the sample's so many-th largest
+};
+
+struct TopKCombine {
+  Address output, report;
+  uint64_t elements;
+  uint64_t exponents_offset, offsets_offset, values_offset;
+  uint32_t entries, tiles;
+  float scale;
+  uint32_t fp16_values;
+  uint32_t sources;
+  Address encoded[kSourceLimit];
+};
+
+/// The chunk that stands for the `index`-th group of `step` chunks: pseudo-random, so that no period of the gradient
+/// meets it, and the same in every step.
+constexpr uint32_t sampled_chunk(uint32_t index, uint32_t step) {
+  uint32_t hash = index * 0x9E3779B1U;
+  hash ^= hash >> 15;
+  hash *= 0x85EBCA77U;
+  hash ^= hash >> 13;
+  return index * step + hash % step;
+}
+
+/// X(name, argument). `paceline_` + name is the kernel's name in the device code.
+#define PACELINE_DENSE_KERNELS(X)   \
+  X(encode_f32_f32, DenseEncode)    \
+  X(encode_f32_f16, DenseEncode)    \
+  X(encode_f32_bf16, DenseEncode)   \
+  X(encode_f16_f16, DenseEncode)    \
+  X(encode_f16_bf16, DenseEncode)   \
+  X(encode_bf16_f16, DenseEncode)   \
+  X(encode_bf16_bf16, DenseEncode)  \
+  X(combine_f32_f32, DenseCombine)  \
+  X(combine_f16_f32, DenseCombine)  \
+  X(combine_bf16_f32, DenseCombine) \
+  X(combine_f16_f16, DenseCombine)  \
+  X(combine_bf16_f16, DenseCombine) \
+  X(combine_f16_bf16, DenseCombine) \
+  X(combine_bf16_bf16, DenseCombine)
+#define PACELINE_INT8_KERNELS(X)   \
+  X(int8_encode_f32, Int8Encode)   \
+  X(int8_encode_f16, Int8Encode)   \
+  X(int8_encode_bf16, Int8Encode)  \
+  X(int8_combine_f32, Int8Combine) \
+  X(int8_combine_f16, Int8Combine) \
+  X(int8_combine_bf16, Int8Combine)
+#define PACELINE_TOPK_KERNELS(X)   \
+  X(topk_coarse_f32, TopK)         \
+  X(topk_coarse_f16, TopK)         \
+  X(topk_coarse_bf16, TopK)        \
+  X(topk_fine_f32, TopK)           \
+  X(topk_fine_f16, TopK)           \
+  X(topk_fine_bf16, TopK)          \
+  X(topk_select_f32, TopK)         \
+  X(topk_select_f16, TopK)         \
+  X(topk_select_bf16, TopK)        \
+  X(topk_combine_f32, TopKCombine) \
+  X(topk_combine_f16, TopKCombine) \
+  X(topk_combine_bf16, TopKCombine)
+#define PACELINE_KERNELS(X) \
+  PACELINE_DENSE_KERNELS(X) \
+  PACELINE_INT8_KERNELS(X)  \
+  PACELINE_TOPK_KERNELS(X)
+
+enum class KernelId : int {
+#define PACELINE_KERNEL_ID(name, argument) name,
+  PACELINE_KERNELS(PACELINE_KERNEL_ID)
+#undef PACELINE_KERNEL_ID
+};
+
+inline constexpr const char* kKernelNames[] = {
+#define PACELINE_KERNEL_NAME(name, argument) "paceline_" #name,
+    PACELINE_KERNELS(PACELINE_KERNEL_NAME)
+#undef PACELINE_KERNEL_NAME
+};
+inline constexpr int kKernelCount = sizeof(kKernelNames) / sizeof(kKernelNames[0]);
+
+}  // namespace paceline::device::cuda

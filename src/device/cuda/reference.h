@@ -1,0 +1,28 @@
+// The codecs of codec.h as plain C++ on host memory: what the kernels are checked against, bit by bit, and what the
+// simulated device runs in their place. Clear rather than fast.
+#pragma once
+
+#include <span>
+
+#include "base/status.h"
+#include "device/cuda/codec.h"
+
+namespace paceline::device::cuda::reference {
+
+/// What a launch of the kernel would do, at once; its grid does not matter. `arguments` are a launch's: one pointer to
+/// the kernel's struct (kernel_arguments.h), whose addresses are host memory.
+using KernelFunction = void (*)(void** arguments);
+
+struct NamedKernel {
+  const char* name;  ///< as cuModuleGetFunction takes it
+  KernelFunction run;
+};
+
+/// All kernels that Kernels launches.
+[[nodiscard]] std::span<const NamedKernel> kernels();
+
+/// Kernels::encode and combine on host memory.
+Status encode(const WireFormat& format, const EncodeArguments& arguments);
+Status combine(const WireFormat& format, const CombineArguments& arguments);
+
+}  // namespace paceline::device::cuda::reference
