@@ -53,6 +53,9 @@ cp "$build/bin/paceline" "$stage/paceline/bin/paceline"
 strip "$stage"/paceline/lib/*.so "$stage/paceline/bin/paceline"
 newest=$(objdump -T "$stage"/paceline/lib/*.so "$stage/paceline/bin/paceline" | grep -oE 'GLIBC_[0-9.]+' | sort -uV | tail -1)
 dpkg --compare-versions "${newest#GLIBC_}" le 2.28 || die "the wheel needs $newest"
+foreign=$(objdump -p "$stage"/paceline/lib/*.so "$stage/paceline/bin/paceline" | awk '$1 == "NEEDED" {print $2}' |
+  sort -u | grep -vE '^(ld-linux-x86-64|lib(c|m|dl|pthread|rt|paceline))\.so' || true)
+[ -z "$foreign" ] || die "the wheel needs libraries beyond the C library: $foreign"
 rm -f dist/*.whl
 build/venv/wheel/bin/pip wheel -q --no-deps --no-build-isolation -w dist \
   --config-settings=--build-option=--python-tag=py3 --config-settings=--build-option=--plat-name=manylinux_2_28_x86_64 "$stage"
@@ -63,5 +66,7 @@ trial="$build/trial"
 rm -rf "$trial"; /usr/bin/python3 -m venv "$trial"
 "$trial/bin/pip" install -q --no-index "$wheel"
 (cd / && env -u PYTHONPATH "$OLDPWD/$trial/bin/python" -c 'import paceline; print("paceline", paceline.__version__)' && "$OLDPWD/$trial/bin/paceline" --version &&
+  "$OLDPWD/$trial/bin/python" -c 'import ctypes, glob, os, paceline
+for library in glob.glob(os.path.join(os.path.dirname(paceline.__file__), "lib", "*.so")): ctypes.CDLL(library)' &&
   "$OLDPWD/$trial/bin/paceline" run -np 2 -- "$OLDPWD/$trial/bin/python" -m paceline.selftest)
 say "$wheel needs $newest and nothing else"

@@ -15,6 +15,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <thread>
 
@@ -154,7 +155,7 @@ Status check_report_path(const std::string& path) {
   if (path.empty()) return Status::ok();
   int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
   if (fd < 0)
-    return {Code::kInvalidArgument, fmt::format("--json {}: {}", path, strerrordesc_np(errno))};
+    return {Code::kInvalidArgument, fmt::format("--json {}: {}", path, std::strerror(errno))};
   close(fd);
   return Status::ok();
 }

@@ -22,6 +22,8 @@
 #include <utility>
 #include <vector>
 
+#include "cli/lab/descriptors.h"
+
 namespace paceline::lab {
 namespace {
 
@@ -171,7 +173,7 @@ Result<Janitor> Janitor::start(const Owner& owner) {
     int null = open("/dev/null", O_RDWR);
     for (int fd = 0; fd < 3; ++fd) dup2(null, fd);
     dup2(ends[0], 3);
-    close_range(4, ~0U, 0);
+    close_from(4);
     char order = 0;
     while (read(3, &order, 1) < 0 && errno == EINTR) {
     }

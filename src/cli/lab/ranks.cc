@@ -110,7 +110,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 [[noreturn]] void become_rank(pid_t parent, int holder_fd, const char* directory, int out, int err,
                               char** argv, char** env) {
   auto fail = [&](const char* what) {
-    const char* why = strerrordesc_np(errno);
+    const char* why = std::strerror(errno);  // of known errors: a read of a table
     for (const char* part : {"lab: ", what, ": ", why, "\n"}) {
       [[maybe_unused]] auto n = write(err, part, std::strlen(part));
     }
