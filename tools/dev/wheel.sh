@@ -56,6 +56,8 @@ dpkg --compare-versions "${newest#GLIBC_}" le 2.28 || die "the wheel needs $newe
 foreign=$(objdump -p "$stage"/paceline/lib/*.so "$stage/paceline/bin/paceline" | awk '$1 == "NEEDED" {print $2}' |
   sort -u | grep -vE '^(ld-linux-x86-64|lib(c|m|dl|pthread|rt|paceline))\.so' || true)
 [ -z "$foreign" ] || die "the wheel needs libraries beyond the C library: $foreign"
+strays=$(objdump -p "$stage"/paceline/lib/*.so "$stage/paceline/bin/paceline" | awk '$1 ~ /^R(UN)?PATH$/ && $2 != "$ORIGIN" {print $2}')
+[ -z "$strays" ] || die "the wheel looks for libraries in folders of this machine: $strays"
 rm -f dist/*.whl
 build/venv/wheel/bin/pip wheel -q --no-deps --no-build-isolation -w dist \
   --config-settings=--build-option=--python-tag=py3 --config-settings=--build-option=--plat-name=manylinux_2_28_x86_64 "$stage"
