@@ -8,6 +8,7 @@ operation, blocks in paceline_wait_any and calls back). Buffers belong to the ca
 
 import atexit
 import ctypes
+import json
 import os
 import socket
 import sys
@@ -100,6 +101,7 @@ class Communicator:
         self._watched = {}
         self._watcher = None
         self._closing = False
+        self._before_close = []
         self._pid = os.getpid()
         bridge = _StoreBridge(store) if store is not None else None
         options = _library.CommOptions(
@@ -238,6 +240,10 @@ class Communicator:
         if self._handle is not None and self._pid == os.getpid():
             self._library.paceline_comm_abort(self._handle, reason.encode())
 
+    def before_close(self, action):
+        """action() is called once, before the handle is freed: what was built on this communicator ends first."""
+        self._before_close.append(action)
+
     def close(self):
         """Orderly end: waits until all ranks have called it (at most the time-out), then frees the handle."""
         with self._lock:
@@ -247,6 +253,8 @@ class Communicator:
         _live.discard(self)
         if self._pid != os.getpid():
             return
+        for action in reversed(self._before_close):
+            action()
         self._stop_watcher()
         handle, self._handle = self._handle, None
         self._library.paceline_comm_destroy(handle)
@@ -353,6 +361,12 @@ def segment_array(segments):
 def setting(name, face="paceline"):
     """The value of a setting by canonical name ("topk_ratio") as text; "" when there is no such setting."""
     return _library.read_text(_library.load().paceline_setting, face.encode(), name.encode())
+
+
+def setting_source(name, face="paceline"):
+    """Where a setting's value comes from: the variable's name, or "" for the default."""
+    table = json.loads(_library.read_text(_library.load().paceline_settings_json, face.encode()))
+    return next(row["source"] for row in table if row["name"] == name)
 
 
 def check_settings(face="paceline"):

@@ -5,6 +5,7 @@ A step of the optimizer keeps its residuals, a skipped one takes them back, a ne
 
 import functools
 
+from paceline._torch.cuda_steps import before_optimizer_step
 from paceline._torch.residuals import ResidualSteps
 
 
@@ -15,6 +16,7 @@ def watch_optimizers(optimizer_module):
     register = getattr(optimizer_module, "register_optimizer_step_post_hook", None)
     if register is not None:
         register(_stepped)
+        optimizer_module.register_optimizer_step_pre_hook(before_optimizer_step)
     elif hasattr(optimizer_module.Optimizer, "_optimizer_step_code"):
         _watch_step_code(optimizer_module.Optimizer)
     optimizer_module._paceline_watching = True

@@ -16,13 +16,12 @@ from torch.futures import Future
 
 from paceline import _state
 from paceline import communicator as core
-from paceline._torch import endpoints, residuals
+from paceline._torch import attachment, buckets, cuda, cuda_ddp, endpoints, residuals
 from paceline._torch.dtypes import flat_view
 from paceline.errors import PacelineError, UnsupportedError
 
 _attached = weakref.WeakKeyDictionary()
 _hooked_before = weakref.WeakSet()
-_models = 0
 
 
 def attachment_of(ddp):
@@ -30,53 +29,30 @@ def attachment_of(ddp):
     found = _attached.get(ddp)
     if found is None:
         raise UnsupportedError(
-            "this model does not travel through Paceline (one rank, a CUDA model, PACELINE_DISABLE=1, or wrapped "
-            "before `import paceline.torch`)"
+            "this model does not travel through Paceline (one rank, a CUDA model whose ranks share a node, "
+            "PACELINE_DISABLE=1, or wrapped before `import paceline.torch`)"
         )
     return found
 
 
-class Attachment:
-    """One DDP model's way: its endpoint, its parameters' keys, the operations of the backward pass under way."""
+class CpuAttachment(attachment.Attachment):
+    """A model on the CPU, and the operations of the backward pass under way."""
 
     def __init__(self, ddp, endpoint):
-        global _models
-        self._ddp = weakref.ref(ddp)
-        self.endpoint = endpoint
-        self.delegate = None
+        super().__init__(ddp, endpoint)
         self._running = []
         self._passes = 0
-        self._layouts = {}
-        self._keys = {}
-        self._names = {}
-        for index, (name, parameter) in enumerate(ddp.module.named_parameters()):
-            self._keys[id(parameter)] = _models << 32 | index
-            self._names[id(parameter)] = name
-        endpoint.steps.parameters.update(self._keys)
-        self._model = _models
-        _models += 1
-        self.join_work = None
-
-    def process_group(self):
-        return self._ddp().process_group
-
-    def keyed_parameters(self):
-        """(name, parameter, residual key) of every parameter that DDP reduces."""
-        ddp = self._ddp()
-        for name, parameter in ddp.module.named_parameters():
-            if parameter.requires_grad and name not in ddp.parameters_to_ignore:
-                yield name, parameter, self._keys[id(parameter)]
 
     def all_reduce(self, bucket):
         """Submits the average of a bucket over the ranks; the future holds the bucket's own buffer."""
         buffer = bucket.buffer()
         if buffer.layout != torch.strided:
-            return _average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+            return attachment.average_by_process_group(self.process_group(), buffer, self.endpoint.size)
         first = bucket.index() == 0
         if first:
             self._finish()  # what a backward pass that raised has left behind
         dtype, flat = flat_view(buffer)
-        segments, name = self._layout(bucket)
+        segments, name = self.layout(bucket)
         steps = self.endpoint.steps
         steps.submitted(first)
         try:
@@ -141,23 +117,7 @@ class Attachment:
         if work is None or ddp is None or getattr(ddp, "_divide_by_initial_world_size", True):
             return None
         work.wait()
-        return self.endpoint.size / _first_tensor(work).item()
-
-    def _layout(self, bucket):
-        """The bucket's segments (top-k only) and its name for messages, kept while its parameters stay the same."""
-        if not self.endpoint.steps.enabled:
-            key = bucket.index()
-            if key not in self._layouts:
-                self._layouts[key] = (None, f"bucket {key} of model {self._model}")
-            return self._layouts[key]
-        parameters = bucket.parameters()
-        key = tuple(map(id, parameters))
-        if key not in self._layouts:
-            names = [self._names.get(i, "?") for i in key]
-            span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-            segments = core.segment_array([(self._keys[id(p)], 0, p.numel()) for p in parameters])
-            self._layouts[key] = (segments, f"bucket {bucket.index()} of model {self._model} ({span})")
-        return self._layouts[key]
+        return self.endpoint.size / attachment.first_tensor(work).item()
 
 
 class _Completion:
@@ -188,16 +148,25 @@ def attach(ddp):
     if dist.get_world_size(group) <= 1:
         return
     rank = dist.get_rank(group)
-    if ddp.device_type != "cpu":
-        _state.say_once(
-            rank, f"this build accelerates CPU models; the model on '{ddp.device_type}' keeps torch's own all-reduce"
-        )
+    found = _attachment_for(ddp, group, rank)
+    if found is None:
         return
-    endpoint = endpoints.of(group)
-    attachment = Attachment(ddp, endpoint)
     ddp.logger._set_comm_hook_name("paceline")
-    dist._register_comm_hook(ddp.reducer, attachment, paceline_hook)
-    _attached[ddp] = attachment
+    dist._register_comm_hook(ddp.reducer, found, paceline_hook)
+    _attached[ddp] = found
+
+
+def _attachment_for(ddp, group, rank):
+    """The way of a model, or None where it keeps torch's own, which a line says."""
+    if ddp.device_type == "cpu":
+        return CpuAttachment(ddp, endpoints.of(group))
+    if ddp.device_type == "cuda":
+        endpoint = cuda.endpoint_of(group, cuda.device_of(ddp.module))
+        return cuda_ddp.CudaAttachment(ddp, endpoint) if endpoint is not None else None
+    _state.say_once(
+        rank, f"this build accelerates models on CPUs and CUDA; the one on '{ddp.device_type}' keeps torch's all-reduce"
+    )
+    return None
 
 
 def patch(module):
@@ -231,7 +200,12 @@ def _choose_buckets(cls):
             return original(self, *args, **kwargs)
         if not _chooses_for(given.arguments):
             return original(self, *args, **kwargs)
-        threshold = _fusion_threshold()
+        module = given.arguments["module"]
+        if any(p.device.type == "cuda" for p in module.parameters()):
+            if cuda.carries(module, given.arguments.get("process_group")):
+                given.arguments.update(buckets.for_cuda(given.arguments))
+            return original(*given.args, **given.kwargs)
+        threshold = buckets.fusion_threshold()
         # Without fusion, the smallest cap gives each parameter a bucket of its own.
         given.arguments["bucket_cap_mb"] = max(threshold, 1) / 2**20
         with _first_bucket_of_at_most(max(threshold, 1)):
@@ -241,19 +215,15 @@ def _choose_buckets(cls):
 
 
 def _chooses_for(arguments):
-    """Whether the model will travel through Paceline (on the CPU, several ranks), in buckets of our size."""
+    """Whether the model may travel through Paceline (several ranks) in buckets of our size."""
     if _state.disabled() or any(arguments.get(name) is not None for name in ("bucket_cap_mb", "bucket_cap_mb_list")):
         return False
     if not dist.is_initialized() or dist.get_world_size() <= 1:
         return False
-    return all(p.device.type == "cpu" for p in arguments["module"].parameters())
-
-
-def _fusion_threshold():
-    text = core.setting("fusion_threshold", _state.face)
-    if not text:
-        core.check_settings(_state.face)  # raises, naming the variable
-    return int(text)
+    if all(p.device.type == "cpu" for p in arguments["module"].parameters()):
+        return True
+    # A device mesh names its process group only inside DDP: such a model keeps torch's bucket size.
+    return arguments.get("device_mesh") is None and cuda.device_of(arguments["module"]) is not None
 
 
 @contextlib.contextmanager
@@ -342,22 +312,6 @@ def _wrap_notify(module):
         return work
 
     module.Join.notify_join_context = staticmethod(notify_join_context)
-
-
-def _first_tensor(work):
-    value = work.get_future().value()
-    return value[0] if isinstance(value, (list, tuple)) else value
-
-
-def _average_by_process_group(group, buffer, size):
-    """Sparse gradients travel as torch's own process group carries them."""
-    work = dist.all_reduce(buffer, group=group, async_op=True)
-
-    def average(future):
-        value = future.value()
-        return (value[0] if isinstance(value, (list, tuple)) else value).div_(size)
-
-    return work.get_future().then(average)
 
 
 def residual_state_dict(model, all_ranks=False):

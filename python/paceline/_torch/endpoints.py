@@ -33,13 +33,13 @@ def of(process_group):
     _prune()
     endpoint = _endpoints.get(process_group)
     if endpoint is None:
-        endpoint = _native(process_group) or Endpoint(_connect(process_group))
+        endpoint = _native(process_group) or Endpoint(connect(process_group, "paceline/ddp"))
         _endpoints[process_group] = endpoint
     return endpoint
 
 
-def make_communicator(rank, size, store, prefix, timeout=0.0):
-    """Creates a communicator, prints the start-up line and the settings' warnings once, on rank 0."""
+def make_communicator(rank, size, store, prefix, timeout=0.0, announce=True):
+    """Creates a communicator, prints the start-up line (if asked) and the settings' warnings once, on rank 0."""
     for warning in core.check_settings(_state.face):
         _state.say_once(rank, warning)
     serial = _created.get(prefix, 0)
@@ -52,8 +52,9 @@ def make_communicator(rank, size, store, prefix, timeout=0.0):
         face=_state.face,
         timeout=timeout,
     )
-    line = communicator.describe()
-    _state.say_once(rank, line[len("paceline: ") :] if line.startswith("paceline: ") else line)
+    if announce:
+        line = communicator.describe()
+        _state.say_once(rank, line[len("paceline: ") :] if line.startswith("paceline: ") else line)
     return communicator
 
 
@@ -84,13 +85,18 @@ def group_ranks(process_group):
     return sorted(ranks, key=ranks.get)
 
 
-def _connect(process_group):
+def connect(process_group, purpose, announce=True):
+    """A communicator over the ranks of a process group, by way of the default group's store. Collective."""
     ranks = group_ranks(process_group)
-    world = dist.get_world_size()
-    prefix = "world" if len(ranks) == world else "ranks-" + "-".join(map(str, ranks))
-    return make_communicator(
-        ranks.index(dist.get_rank()), len(ranks), dist.distributed_c10d._get_default_store(), f"paceline/ddp/{prefix}"
-    )
+    name = "world" if len(ranks) == dist.get_world_size() else "ranks-" + "-".join(map(str, ranks))
+    store = dist.distributed_c10d._get_default_store()
+    return make_communicator(ranks.index(dist.get_rank()), len(ranks), store, f"{purpose}/{name}", announce=announce)
+
+
+def known(process_group):
+    """Whether torch still knows the process group."""
+    world = getattr(dist.distributed_c10d, "_world", None)
+    return process_group in (world.pg_map if world is not None else dist.distributed_c10d._pg_map)
 
 
 def _native(process_group):
@@ -109,7 +115,5 @@ def _native(process_group):
 
 def _prune():
     """Process groups that were destroyed behind our back."""
-    world = getattr(dist.distributed_c10d, "_world", None)
-    known = world.pg_map if world is not None else dist.distributed_c10d._pg_map
-    for key in [k for k in _endpoints if k not in known]:
+    for key in [k for k in _endpoints if not known(k)]:
         close(key)

@@ -5,7 +5,7 @@ import functools
 import torch
 import torch.distributed as dist
 
-from paceline._torch import endpoints
+from paceline._torch import cuda, endpoints
 
 
 def patch():
@@ -17,6 +17,7 @@ def patch():
     @functools.wraps(original)
     def destroy_process_group(group=None):
         whole = group is None or group is dist.group.WORLD
+        cuda.close(None if whole else group)
         endpoints.close(None if whole else group)
         original(group)
         if whole:

@@ -18,6 +18,11 @@ from paceline.errors import InvalidArgumentError
 _steps = weakref.WeakKeyDictionary()
 
 
+def remember(communicator, steps):
+    """Steps of another kind than ResidualSteps.of() makes."""
+    _steps[communicator] = steps
+
+
 class ResidualSteps:
     """The step under way on one communicator; does nothing unless top-k is on."""
 

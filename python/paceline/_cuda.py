@@ -1,0 +1,278 @@
+"""Finds libpaceline_cuda.so and declares include/paceline/cuda.h: all-reduce of CUDA tensors, ordered by streams.
+
+Pointers, counts and stream handles, no framework. The library lies beside libpaceline.so; it loads without a GPU and
+says through :func:`missing` what a machine lacks.
+"""
+
+import ctypes
+import os
+import threading
+from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
+
+from paceline import _library
+from paceline import communicator as core
+from paceline.errors import LibraryNotFoundError, PacelineError, UnsupportedError, from_code
+
+NAME = "libpaceline_cuda.so"
+CODEC_SETTINGS, CODEC_NONE, CODEC_FP16, CODEC_BF16, CODEC_TOPK, CODEC_INT8 = -1, 0, 1, 2, 3, 4
+#: The dtypes that the path reduces, by their name.
+DTYPES = {name: core.DTYPES[name] for name in ("float32", "float16", "bfloat16")}
+
+
+class CudaOptions(_library._Sized):
+    _fields_ = [  # noqa: RUF012
+        ("struct_size", c_size_t),
+        ("device", c_int32),
+        ("lanes", c_int32),
+        ("piece_bytes", c_uint64),
+        ("nccl_library", c_char_p),
+    ]
+
+
+class CudaArgs(_library._Sized):
+    _fields_ = [  # noqa: RUF012
+        ("struct_size", c_size_t),
+        ("data", c_void_p),
+        ("count", c_uint64),
+        ("dtype", c_int32),
+        ("reduce_op", c_int32),
+        ("codec", c_int32),
+        ("ratio", c_double),
+        ("momentum", c_double),
+        ("segments", POINTER(_library.Segment)),
+        ("segment_count", c_size_t),
+        ("stream", c_void_p),
+        ("name", c_char_p),
+    ]
+
+
+class CudaStats(_library._Sized):
+    _fields_ = [  # noqa: RUF012
+        ("struct_size", c_size_t),
+        ("operations", c_uint64),
+        ("wire_bytes", c_uint64),
+        ("device_bytes", c_uint64),
+        ("pinned_bytes", c_uint64),
+        ("residual_bytes", c_uint64),
+    ]
+
+
+_CODE = c_int
+_CUDA = c_void_p
+PROTOTYPES = {
+    "paceline_cuda_available": (c_int, [c_char_p, c_size_t]),
+    "paceline_cuda_create": (_CODE, [c_void_p, POINTER(CudaOptions), POINTER(_CUDA)]),
+    "paceline_cuda_reserve": (_CODE, [_CUDA, c_uint64, c_uint64]),
+    "paceline_cuda_all_reduce": (_CODE, [_CUDA, POINTER(CudaArgs), POINTER(c_uint64)]),
+    "paceline_cuda_join": (_CODE, [_CUDA, c_uint64, c_void_p]),
+    "paceline_cuda_wait_arrival": (_CODE, [_CUDA, c_double, POINTER(c_int32)]),
+    "paceline_cuda_abort": (_CODE, [_CUDA, c_char_p]),
+    "paceline_cuda_destroy": (_CODE, [_CUDA]),
+    "paceline_cuda_describe": (c_char_p, [_CUDA]),
+    "paceline_cuda_error": (c_char_p, [_CUDA]),
+    "paceline_cuda_stats_get": (_CODE, [_CUDA, POINTER(CudaStats)]),
+    "paceline_cuda_residual_commit": (_CODE, [_CUDA]),
+    "paceline_cuda_residual_rollback": (_CODE, [_CUDA]),
+    "paceline_cuda_residual_scale": (_CODE, [_CUDA, c_double]),
+    "paceline_cuda_residual_read": (_CODE, [_CUDA, c_uint64, POINTER(c_float), c_uint64]),
+    "paceline_cuda_residual_write": (_CODE, [_CUDA, c_uint64, POINTER(c_float), c_uint64]),
+}
+
+_lock = threading.Lock()
+_loaded = None
+
+
+def path():
+    """Where the library has to lie: beside libpaceline.so."""
+    return os.path.join(os.path.dirname(os.path.abspath(_library.load()._name)), NAME)
+
+
+def load():
+    """The library, loaded once per process. Raises LibraryNotFoundError that names the file and the fix."""
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            where = path()
+            if not os.path.exists(where):
+                raise LibraryNotFoundError(
+                    f"{where} is not there; install the paceline wheel, or build the source tree with ./dev build"
+                )
+            try:
+                library = ctypes.CDLL(where)
+            except OSError as error:
+                raise LibraryNotFoundError(f"{where} can't be loaded: {error}") from None
+            for name, (result, arguments) in PROTOTYPES.items():
+                try:
+                    function = getattr(library, name)
+                except AttributeError:
+                    raise LibraryNotFoundError(
+                        f"{where} has no {name}(): it was built from another version than this Python package; build "
+                        "or install both together"
+                    ) from None
+                function.restype, function.argtypes = result, arguments
+            _loaded = library
+        return _loaded
+
+
+def missing():
+    """What this machine lacks for the path, as a sentence; "" when nothing."""
+    try:
+        library = load()
+    except LibraryNotFoundError as error:
+        return str(error)
+    text = ctypes.create_string_buffer(1024)
+    return "" if library.paceline_cuda_available(text, len(text)) else core._text(text.value) or "no reason was given"
+
+
+class CudaCommunicator:
+    """All-reduce of device memory over the ranks of a :class:`paceline.Communicator`, which it takes over.
+
+    Creation is collective and blocks; all ranks submit the same operations in the same order, from one thread at a
+    time. lanes, piece_bytes: 0 is what the settings say. nccl: path of NCCL's library, or None for the one in the
+    process. Raises a PacelineError named by the failure.
+    """
+
+    def __init__(self, communicator, device, lanes=0, piece_bytes=0, nccl=None):
+        self._library = load()
+        self._handle = None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self.communicator = communicator
+        self.device = device
+        options = CudaOptions(
+            device=device, lanes=lanes, piece_bytes=piece_bytes, nccl_library=nccl.encode() if nccl else None
+        )
+        handle = c_void_p()
+        code = self._library.paceline_cuda_create(communicator._open_handle(), byref(options), byref(handle))
+        if code:
+            raise from_code(code, core._text(self._library.paceline_cuda_error(None)))
+        self._handle = handle
+        communicator.before_close(self._destroy)
+
+    @property
+    def rank(self):
+        return self.communicator.rank
+
+    @property
+    def size(self):
+        return self.communicator.size
+
+    @property
+    def closed(self):
+        return self._handle is None or self.communicator.closed
+
+    # --- operations -----------------------------------------------------------------------------------------------
+
+    def reserve(self, size, largest):
+        """Memory for buffers of together `size` bytes a step, the largest of `largest`; nothing may be under way."""
+        self._check(self._library.paceline_cuda_reserve(self._open(), size, largest))
+
+    def all_reduce(
+        self,
+        pointer,
+        count,
+        dtype,
+        stream,
+        reduce_op=core.AVERAGE,
+        codec=CODEC_SETTINGS,
+        ratio=0.0,
+        momentum=0.0,
+        segments=None,
+        name=b"",
+    ):
+        """Enqueues the reduction in place of `count` elements at `pointer`, after what `stream` holds by now.
+
+        Returns the operation at once; the data may be used again on a stream that has passed :meth:`join`.
+        segments: an array made by communicator.segment_array(), kept alive by the caller; name: bytes, for messages.
+        """
+        args = CudaArgs(
+            data=pointer,
+            count=count,
+            dtype=dtype,
+            reduce_op=reduce_op,
+            codec=codec,
+            ratio=ratio,
+            momentum=momentum,
+            stream=stream,
+            name=name,
+        )
+        if segments is not None:
+            args.segments = segments
+            args.segment_count = len(segments)
+        op = c_uint64()
+        self._check(self._library.paceline_cuda_all_reduce(self._open(), byref(args), byref(op)))
+        return op.value
+
+    def join(self, op, stream):
+        """`stream` waits, on the device, for the operation."""
+        self._check(self._library.paceline_cuda_join(self._open(), op, stream))
+
+    def wait_arrival(self, timeout=0.0):
+        """Blocks the host until everything submitted has come over the network; raises what failed.
+
+        Returns False when any rank saw an Inf or NaN. timeout: seconds, 0 for the settings'.
+        """
+        finite = c_int32(1)
+        self._check(self._library.paceline_cuda_wait_arrival(self._open(), timeout, byref(finite)))
+        return bool(finite.value)
+
+    # --- residuals ------------------------------------------------------------------------------------------------
+
+    def commit_residuals(self):
+        self._check(self._library.paceline_cuda_residual_commit(self._open()))
+
+    def rollback_residuals(self):
+        self._check(self._library.paceline_cuda_residual_rollback(self._open()))
+
+    def scale_residuals(self, factor):
+        self._check(self._library.paceline_cuda_residual_scale(self._open(), factor))
+
+    def read_residual(self, key, pointer, elements):
+        """Copies a parameter's residual (float32) to host memory; elements never seen read as 0."""
+        data = ctypes.cast(pointer, POINTER(c_float))
+        self._check(self._library.paceline_cuda_residual_read(self._open(), key, data, elements))
+
+    def write_residual(self, key, pointer, elements):
+        data = ctypes.cast(pointer, POINTER(c_float))
+        self._check(self._library.paceline_cuda_residual_write(self._open(), key, data, elements))
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def describe(self):
+        """The path, for the start-up line."""
+        return core._text(self._library.paceline_cuda_describe(self._open()))
+
+    def stats(self):
+        """Counters as a dict: operations, wire_bytes (without headers), device, pinned and residual memory."""
+        raw = CudaStats()
+        self._check(self._library.paceline_cuda_stats_get(self._open(), byref(raw)))
+        return {name: getattr(raw, name) for name, _ in raw._fields_ if name != "struct_size"}
+
+    def abort(self, reason):
+        """Ends everything, here and on all ranks, with `reason`; streams that wait are released."""
+        if self._handle is not None and self._pid == os.getpid():
+            self._library.paceline_cuda_abort(self._handle, reason.encode())
+
+    def close(self):
+        """Orderly end of this handle and of its communicator; all ranks call it."""
+        self.communicator.close()
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _destroy(self):
+        with self._lock:
+            handle, self._handle = self._handle, None
+        if handle is not None and self._pid == os.getpid():
+            self._library.paceline_cuda_destroy(handle)
+
+    def _open(self):
+        if self._handle is None or self._pid != os.getpid():
+            raise UnsupportedError("this communicator is closed; create a new one")
+        return self._handle
+
+    def _check(self, code):
+        if code:
+            raise from_code(code, core._text(self._library.paceline_cuda_error(self._handle)))
+
+
+__all__ = ["CudaCommunicator", "PacelineError", "load", "missing"]

@@ -1,0 +1,71 @@
+"""What every DDP model that travels through Paceline has: its endpoint, its parameters' keys, its buckets' names."""
+
+import weakref
+
+import torch.distributed as dist
+
+from paceline import communicator as core
+
+_models = 0
+
+
+class Attachment:
+    """One DDP model's way. Subclasses reduce a bucket: all_reduce(bucket) returns the future that DDP waits for."""
+
+    def __init__(self, ddp, endpoint):
+        global _models
+        self._ddp = weakref.ref(ddp)
+        self.endpoint = endpoint
+        self.delegate = None
+        self.join_work = None
+        self._layouts = {}
+        self._keys = {}
+        self._names = {}
+        for index, (name, parameter) in enumerate(ddp.module.named_parameters()):
+            self._keys[id(parameter)] = _models << 32 | index
+            self._names[id(parameter)] = name
+        endpoint.steps.parameters.update(self._keys)
+        self._model = _models
+        _models += 1
+
+    def process_group(self):
+        return self._ddp().process_group
+
+    def keyed_parameters(self):
+        """(name, parameter, residual key) of every parameter that DDP reduces."""
+        ddp = self._ddp()
+        for name, parameter in ddp.module.named_parameters():
+            if parameter.requires_grad and name not in ddp.parameters_to_ignore:
+                yield name, parameter, self._keys[id(parameter)]
+
+    def layout(self, bucket):
+        """The bucket's segments (codecs with residuals) and its name, kept while its parameters stay the same."""
+        if not self.endpoint.steps.enabled:
+            key = bucket.index()
+            if key not in self._layouts:
+                self._layouts[key] = (None, f"bucket {key} of model {self._model}")
+            return self._layouts[key]
+        parameters = bucket.parameters()
+        key = tuple(map(id, parameters))
+        if key not in self._layouts:
+            names = [self._names.get(i, "?") for i in key]
+            span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+            segments = core.segment_array([(self._keys[id(p)], 0, p.numel()) for p in parameters])
+            self._layouts[key] = (segments, f"bucket {bucket.index()} of model {self._model} ({span})")
+        return self._layouts[key]
+
+
+def first_tensor(work):
+    value = work.get_future().value()
+    return value[0] if isinstance(value, (list, tuple)) else value
+
+
+def average_by_process_group(group, buffer, size):
+    """What the engine does not carry (sparse gradients …) travels as torch's own process group carries it."""
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+
+    def average(future):
+        value = future.value()
+        return (value[0] if isinstance(value, (list, tuple)) else value).div_(size)
+
+    return work.get_future().then(average)

@@ -1,0 +1,76 @@
+"""The sizes of DDP's buckets where the script chooses none.
+
+What is ready last must be small: when the backward pass ends, everything else has left. What is ready first should
+leave soon. A bucket costs the host and the device some work, so a big model has bigger ones.
+"""
+
+import inspect
+
+from torch.nn.parallel import distributed
+
+from paceline import _state
+from paceline import communicator as core
+
+MIB = 2**20
+#: The usual bucket of a CUDA model is its gradients' bytes over this …
+_BUCKETS = 40
+#: … within these limits …
+_LEAST, _MOST = 4 * MIB, 25 * MIB
+#: … and the last ones are halved down to this size.
+_LAST = 1 * MIB
+
+
+def fusion_threshold():
+    """PACELINE_FUSION_THRESHOLD in bytes; raises InvalidArgumentError that names the variable."""
+    text = core.setting("fusion_threshold", _state.face)
+    if not text:
+        core.check_settings(_state.face)  # raises
+    return int(text)
+
+
+def for_cuda(arguments):
+    """Arguments of DistributedDataParallel that give a CUDA model buckets of our sizes."""
+    sizes = ready_order(arguments["module"])
+    chosen = fusion_threshold() if core.setting_source("fusion_threshold", _state.face) else None
+    cap = chosen if chosen is not None else min(max(sum(sizes) // _BUCKETS, _LEAST), _MOST)
+    if chosen == 0 or not _takes_a_list() or arguments.get("mixed_precision") is not None:
+        return {"bucket_cap_mb": max(cap, 1) / MIB}
+    caps = plan(sizes, cap, min(_LAST, cap))
+    if arguments.get("find_unused_parameters") and not arguments.get("static_graph"):
+        caps.reverse()  # such buckets are made once, from the first parameter on
+    return {"bucket_cap_mb_list": [size / MIB for size in caps]}
+
+
+def plan(sizes, cap, last):
+    """Bytes of each bucket for gradients of `sizes` bytes in the order in which they are ready.
+
+    Each bucket but the last ones closes when it holds at least `cap`; at the end caps are halved until `last`, as far
+    as the gradients' own sizes allow.
+    """
+    tail, size, limit = [], 0, last
+    left = list(sizes)
+    while left and limit < cap:
+        if size and size + left[-1] > limit:
+            tail.append(size)
+            size, limit = 0, limit * 2
+            continue
+        size += left.pop()
+    left_over, head = size, []
+    size = 0
+    for one in left:
+        size += one
+        if size >= cap:
+            head.append(size)
+            size = 0
+    if size + left_over:
+        head.append(size + left_over)
+    return head + tail[::-1]
+
+
+def ready_order(module):
+    """Bytes of the gradients, about as they get ready: the last parameter first."""
+    return [p.numel() * p.element_size() for p in module.parameters() if p.requires_grad][::-1]
+
+
+def _takes_a_list():
+    return "bucket_cap_mb_list" in inspect.signature(distributed.DistributedDataParallel.__init__).parameters

@@ -1,0 +1,151 @@
+"""Which way the gradients of a CUDA model take: Paceline's between nodes, or torch's own all-reduce and why.
+
+All ranks of a process group decide together, once: a rank that could not would leave the others waiting.
+"""
+
+import torch
+import torch.distributed as dist
+
+from paceline import _cuda, _state
+from paceline import communicator as core
+from paceline._torch import endpoints
+from paceline._torch.cuda_steps import CudaSteps
+from paceline._torch.older import MODERN
+from paceline.errors import PacelineError, UnsupportedError
+
+_RESIDUAL_CODECS = ("topk", "int8")
+_chosen = {}
+
+
+class CudaEndpoint:
+    """A communicator for tensors of one device, the stream on which its results are joined, the step under way."""
+
+    def __init__(self, communicator, process_group, device):
+        self.communicator = communicator
+        self.process_group = process_group
+        self.device = device
+        self.rank, self.size = communicator.rank, communicator.size
+        self.codec = core.setting("codec", _state.face)
+        self.momentum = float(core.setting("topk_momentum", _state.face)) if self.codec == "topk" else 0.0
+        # Of high priority: those streams are nobody's unless asked for, so nothing else gets behind our waits.
+        self.side = torch.cuda.Stream(device, priority=-1)
+        self.steps = CudaSteps(self, self.codec in _RESIDUAL_CODECS)
+        self._reserved = 0
+        self._largest = 0
+
+    def reserve(self, size, largest):
+        """Memory for one more model's gradients; collective, for all ranks wrap the same models."""
+        self.steps.arrive()
+        torch.cuda.synchronize(self.device)
+        self._reserved += size
+        self._largest = max(self._largest, largest)
+        self.communicator.reserve(self._reserved, self._largest)
+
+
+def device_of(module):
+    """The one CUDA device on which all of a module's parameters lie, or None."""
+    devices = {p.device for p in module.parameters()}
+    device = next(iter(devices)) if len(devices) == 1 else None
+    return device if device is not None and device.type == "cuda" else None
+
+
+def carries(module, process_group):
+    """Whether a model that is about to be wrapped will travel through Paceline. Collective over the group."""
+    group = process_group if process_group is not None else dist.distributed_c10d._get_default_group()
+    return dist.get_world_size(group) > 1 and endpoint_of(group, device_of(module)) is not None
+
+
+def endpoint_of(process_group, device):
+    """The CudaEndpoint of a process group, or None where its models keep torch's own all-reduce (a line says why).
+
+    The first call for a group and device is collective over its ranks. Under PACELINE_CUDA_PATH=paceline the reason is
+    raised as UnsupportedError, on all ranks.
+    """
+    prune()
+    key = (process_group, device)
+    if key not in _chosen:
+        _chosen[key] = _choose(process_group, device)
+    return _chosen[key]
+
+
+def close(process_group=None):
+    """Closes the endpoints of one process group, or of all. Collective, as the groups' own end is."""
+    for key in [k for k in _chosen if process_group is None or k[0] is process_group]:
+        endpoint = _chosen.pop(key)
+        if endpoint is not None:
+            endpoint.steps.forget()
+            endpoint.communicator.close()
+
+
+def prune():
+    """Process groups that were destroyed behind our back."""
+    for group in {key[0] for key in _chosen}:
+        if not endpoints.known(group):
+            close(group)
+
+
+def _choose(process_group, device):
+    rank = dist.get_rank(process_group)
+    wish = core.setting("cuda_path", _state.face)
+    if wish == "torch":
+        _keep_torch(rank, wish, "PACELINE_CUDA_PATH=torch asks for it")
+        return None
+    communicator = endpoints.connect(process_group, "paceline/cuda", announce=False)
+    try:
+        made, reason = _agree(communicator, process_group, device)
+        endpoint = None if reason else CudaEndpoint(made, process_group, device)
+    except BaseException:
+        communicator.abort(f"rank {rank} could not set up the path for CUDA tensors")
+        communicator.close()
+        raise
+    if endpoint is None:
+        communicator.close()
+        _keep_torch(rank, wish, reason)
+        return None
+    _state.say_once(rank, made.describe().removeprefix("paceline: "))
+    return endpoint
+
+
+def _agree(communicator, process_group, device):
+    """(CudaCommunicator, "") on every rank, or (anything, why not) on every rank."""
+    if communicator.identity.node_count <= 1:
+        return None, "its ranks share one node, where NCCL needs no help"
+    reason = _first_reason(process_group, _lacks(device))
+    if reason:
+        return None, reason
+    made, reason = _create(communicator, device)
+    return made, _first_reason(process_group, reason)
+
+
+def _lacks(device):
+    """What this rank lacks, as a sentence; "" when nothing."""
+    if not MODERN:
+        return f"torch {torch.__version__} has no step hook that keeps a fault from changing parameters; use 2"
+    if device is None:
+        return "its parameters lie on several devices; keep each model on one"
+    return _cuda.missing()
+
+
+def _create(communicator, device):
+    """(communicator for CUDA tensors, "") or (None, why not)."""
+    try:
+        return _cuda.CudaCommunicator(communicator, device.index), ""
+    except PacelineError as error:
+        return None, str(error)
+
+
+def _first_reason(process_group, mine):
+    """The reason of the first rank that has one; the same on all ranks."""
+    reasons = [None] * dist.get_world_size(process_group)
+    dist.all_gather_object(reasons, mine, group=process_group)
+    found = next(((rank, text) for rank, text in enumerate(reasons) if text), None)
+    if found is None:
+        return ""
+    everywhere = all(text == found[1] for text in reasons)
+    return found[1] if everywhere else f"rank {found[0]}: {found[1]}"
+
+
+def _keep_torch(rank, wish, reason):
+    if wish == "paceline":
+        raise UnsupportedError(f"PACELINE_CUDA_PATH=paceline, but this CUDA model can't travel through it: {reason}")
+    _state.say_once(rank, f"the CUDA model keeps torch's own all-reduce: {reason}")

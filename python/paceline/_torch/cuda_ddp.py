@@ -1,0 +1,83 @@
+"""DDP's comm hook for CUDA models: a bucket is handed over in stream order and the host goes on at once.
+
+The future that DDP gets is completed on a stream of ours that has joined the operation, so DDP's wait for it is a
+wait of streams. Nothing here waits for the network; the optimizer's step does (cuda_steps.py).
+"""
+
+import torch
+from torch.futures import Future
+
+from paceline import _cuda
+from paceline._torch.attachment import Attachment, average_by_process_group, first_tensor
+
+_DTYPES = {getattr(torch, name): code for name, code in _cuda.DTYPES.items()}
+_HALF = (torch.float16, torch.bfloat16)
+_RESIDUAL_CODECS = ("topk", "int8")
+
+
+class CudaAttachment(Attachment):
+    """A model on one CUDA device."""
+
+    def __init__(self, ddp, endpoint):
+        super().__init__(ddp, endpoint)
+        sizes = [p.numel() * p.element_size() for _, p, _ in self.keyed_parameters()]
+        # Before DDP has seen a backward pass, all gradients may lie in one bucket.
+        endpoint.reserve(sum(sizes), sum(sizes))
+        self._encoded_names = {}
+
+    def all_reduce(self, bucket):
+        """Enqueues the average of a bucket over the ranks; the future holds the bucket's own buffer."""
+        buffer = bucket.buffer()
+        endpoint = self.endpoint
+        dtype = _DTYPES.get(buffer.dtype)
+        if dtype is None or buffer.layout != torch.strided:
+            return average_by_process_group(self.process_group(), buffer, endpoint.size)
+        segments, name = self._encoded_layout(bucket)
+        steps, communicator, side = endpoint.steps, endpoint.communicator, endpoint.side
+        steps.submitted(bucket.index() == 0, self._model)
+        try:
+            op = communicator.all_reduce(
+                buffer.data_ptr(),
+                buffer.numel(),
+                dtype,
+                torch.cuda.current_stream(endpoint.device).cuda_stream,
+                codec=self._codec(buffer.dtype),
+                momentum=endpoint.momentum,
+                segments=segments,
+                name=name,
+            )
+        except BaseException:
+            steps.not_submitted()
+            raise
+        future = Future(devices=[endpoint.device])
+        with torch.cuda.stream(side):
+            communicator.join(op, side.cuda_stream)
+            buffer.record_stream(side)
+            self._apply_join_factor(buffer, bucket.is_last())
+            future.set_result(buffer)
+        return future
+
+    def _codec(self, dtype):
+        """Gradients of 16 bits gain nothing from a cast to 16 bits."""
+        if dtype in _HALF and self.endpoint.codec not in _RESIDUAL_CODECS:
+            return _cuda.CODEC_NONE
+        return _cuda.CODEC_SETTINGS
+
+    def _apply_join_factor(self, buffer, last):
+        """join(divide_by_initial_world_size=False): the mean over the ranks that still have inputs."""
+        work = self.join_work
+        if work is None:
+            return
+        if last:
+            self.join_work = None
+        ddp = self._ddp()
+        if ddp is None or getattr(ddp, "_divide_by_initial_world_size", True):
+            return
+        work.wait()
+        buffer.mul_(self.endpoint.size / first_tensor(work).to(buffer.device, buffer.dtype))
+
+    def _encoded_layout(self, bucket):
+        segments, name = self.layout(bucket)
+        if name not in self._encoded_names:
+            self._encoded_names[name] = name.encode()
+        return segments, self._encoded_names[name]
