@@ -3,10 +3,23 @@
 import ctypes
 import os
 
-from paceline import _library
+from paceline import _library, _state
 from paceline.errors import from_code
 
 _CAPACITY = 4096
+#: What mpirun (Open MPI, MPICH) and srun tell each rank that they start.
+_STARTED_BY_ANOTHER = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID")
+
+
+def supply_at_import():
+    """What scripts for torch's launcher read, where mpirun or srun started this process.
+
+    On import already, for such scripts read RANK or LOCAL_RANK before they call anything. Every rank imports the
+    same face, so every rank comes here: under mpirun that is collective.
+    """
+    if _state.disabled() or "RANK" in os.environ or not any(name in os.environ for name in _STARTED_BY_ANOTHER):
+        return
+    supply_environment(_state.face)
 
 
 def supply_environment(face="paceline"):

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "capi/options.h"
 
 namespace paceline::capi {
@@ -29,9 +31,10 @@ std::string codec_words(const plan::CodecSpec& c, const Settings& settings) {
 std::string start_line(const bootstrap::Job& job, const Settings& settings,
                        const engine::EngineOptions& options) {
   const auto& t = job.topology;
-  // What a usual bucket of gradients will take: 25 MiB of float32.
+  // What a bucket of gradients will take.
   plan::PlanRequest request;
-  request.count = 25ULL * 1024 * 1024 / sizeof(float);
+  request.count = std::max<uint64_t>(
+      static_cast<uint64_t>(settings.integer("fusion_threshold")) / sizeof(float), 1);
   request.op = ReduceOp::kAverage;
   request.algorithm = options.algorithm;
   request.inner_size = options.inner_size;

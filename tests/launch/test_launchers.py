@@ -160,3 +160,65 @@ def test_torchs_variables_under_plain_mpirun(python, mpirun, tmp_path):
     assert len(places) == 1, places
     host, port = places.pop().rsplit(":", 1)
     assert host and 0 < int(port) < 65536
+
+
+DDP = """
+import paceline.torch
+import os, pathlib, sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+model(torch.randn(3, 4)).sum().backward()
+from paceline._torch.ddp import attachment_of
+attachment_of(model)  # raises where the model does not travel through Paceline
+gradient = model.module.weight.grad.flatten().tolist()
+pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(f"{dist.get_world_size()} {gradient}")
+dist.destroy_process_group()
+"""
+
+
+def expect_same_gradients(folder, size):
+    texts = [path.read_text() for path in folder.iterdir()]
+    assert len(texts) == size and len(set(texts)) == 1, texts
+    assert texts[0].startswith(f"{size} ["), texts
+
+
+@pytest.mark.parametrize("mpirun", [["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"], ["mpirun.mpich"]])
+def test_a_script_for_torchs_launcher_under_plain_mpirun(python, mpirun, tmp_path):
+    result = run([*mpirun, "-np", 2, python, "-c", DDP, tmp_path])
+    assert result.returncode == 0, result.stdout + result.stderr
+    expect_same_gradients(tmp_path, 2)
+
+
+def test_a_script_for_torchs_launcher_under_srun(python, free_port, tmp_path):
+    processes = [
+        subprocess.Popen(
+            [python, "-c", DDP, tmp_path],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            env=clean_environment(
+                SLURM_PROCID=r,
+                SLURM_NTASKS=2,
+                SLURM_STEP_NUM_TASKS=2,
+                SLURM_LOCALID=r,
+                SLURM_JOB_ID=42,
+                SLURM_STEP_ID=0,
+                SLURM_STEP_NODELIST="localhost",
+                PACELINE_PORT=free_port,
+            ),
+        )
+        for r in range(2)
+    ]
+    try:
+        for process in processes:
+            text, _ = process.communicate(timeout=60)
+            assert process.returncode == 0, text
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    expect_same_gradients(tmp_path, 2)

@@ -1,9 +1,9 @@
 """The list of faults keeps up with the code: each one's text stands once in its file, and its tests exist."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = tomllib.loads((ROOT / "tools/dev/mutants.toml").read_text())["mutant"]

@@ -2,9 +2,9 @@
 
 from paceline import __version__
 from paceline._activate import activate
-from paceline.compat._mpi_environment import supply
+from paceline._launch import supply_at_import
 
 activate("perseus")
-supply()
+supply_at_import()
 
 __all__ = ["__version__"]

@@ -5,10 +5,10 @@ Everything else that is asked of tdist is torch.distributed's.
 
 from paceline import _state
 from paceline._activate import activate
-from paceline.compat._mpi_environment import supply
+from paceline._launch import supply_at_import
 
 _state.choose_face("tiacc_training")
-supply()
+supply_at_import()
 
 
 def init_tiacc_training():

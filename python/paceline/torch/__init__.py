@@ -1,14 +1,16 @@
 """``import paceline.torch``: DistributedDataParallel travels through Paceline, with no other change of the script.
 
-Also registers the process group backend "paceline" for torch.distributed.init_process_group. PACELINE_DISABLE=1
+Under mpirun and srun it also sets the variables that torch's launcher would have set. Registers the process group backend "paceline" for torch.distributed.init_process_group. PACELINE_DISABLE=1
 turns everything off; PACELINE_QUIET=1 silences the start-up line.
 """
 
 import torch  # noqa: F401
 
 from paceline._activate import activate
+from paceline._launch import supply_at_import
 
 activate("paceline")
+supply_at_import()
 
 from paceline._torch.ddp import load_residual_state_dict, residual_state_dict  # noqa: E402
 
