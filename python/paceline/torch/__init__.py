@@ -1,7 +1,8 @@
 """``import paceline.torch``: DistributedDataParallel travels through Paceline, with no other change of the script.
 
-Under mpirun and srun it also sets the variables that torch's launcher would have set. Registers the process group backend "paceline" for torch.distributed.init_process_group. PACELINE_DISABLE=1
-turns everything off; PACELINE_QUIET=1 silences the start-up line.
+Registers the process group backend "paceline" for torch.distributed.init_process_group and, under mpirun and srun,
+sets the variables that torch's launcher would have set. PACELINE_DISABLE=1 turns everything off; PACELINE_QUIET=1
+silences the start-up line.
 """
 
 import torch  # noqa: F401
