@@ -1,0 +1,36 @@
+"""The least that a synchronous data-parallel step can take, from when its gradients are ready.
+
+floor = max over buckets of (ready time + bytes from that bucket on / line) + optimizer, and never below the step
+without communication. Bytes are those that a node's link has to carry in one direction.
+"""
+
+from __future__ import annotations
+
+#: What steady TCP carries of an Ethernet link at MTU 1500.
+TCP_SHARE = 0.95
+
+
+def link_bytes(codec: str, elements: int, nodes: int, ratio: float = 0.01) -> float:
+    """Bytes of one direction of a node's link for an all-reduce of float32 `elements` over `nodes` nodes."""
+    if nodes <= 1:
+        return 0.0
+    dense = 2 * (nodes - 1) / nodes
+    if codec == "exact":
+        return 4 * elements * dense
+    if codec in ("fp16", "bf16"):
+        return 2 * elements * dense
+    if codec == "int8":
+        return elements * dense
+    if codec == "topk":  # an index and a value of 4 bytes each, from every other node
+        return 8 * ratio * elements * (nodes - 1)
+    raise ValueError(f"no formula for codec '{codec}'")
+
+
+def floor_seconds(trace: list[tuple[float, float]], optimizer: float, compute: float, line: float) -> float:
+    """trace: (ready seconds since the step began, link bytes) per bucket in order; line: bytes per second."""
+    left = sum(size for _, size in trace)
+    latest = 0.0
+    for ready, size in trace:
+        latest = max(latest, ready + left / line)
+        left -= size
+    return max(compute, latest + optimizer)

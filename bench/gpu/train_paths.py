@@ -1,0 +1,128 @@
+"""The ways that gradients can take in the training benchmark: each a DDP wrapper over its own copy of the model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+#: name: (who, codec of the floor's formula)
+PATHS = {
+    "none": ("no communication", "exact"),
+    "ddp": ("DDP, NCCL sockets", "exact"),
+    "fp16-hook": ("DDP, fp16 hook", "fp16"),
+    "powersgd": ("DDP, PowerSGD rank 2", None),
+    "exact": ("Paceline exact", "exact"),
+    "fp16": ("Paceline fp16", "fp16"),
+    "int8": ("Paceline int8", "int8"),
+    "topk": ("Paceline top-k 1 %", "topk"),
+}
+OURS = ("exact", "fp16", "int8", "topk")
+
+
+@contextlib.contextmanager
+def environment(**variables):
+    """Variables of this process while something is made that reads them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def wrap_plain(module, device, group, **arguments):
+    """DistributedDataParallel as torch makes it."""
+    with environment(PACELINE_DISABLE="1"):
+        return _ddp(module, device, group, **arguments)
+
+
+def wrap_ours(module, device, codec, settings):
+    """DistributedDataParallel as `import paceline.torch` makes it, with a communicator of its own."""
+    chosen = {"PACELINE_CODEC": "none" if codec == "exact" else codec, **settings}
+    with environment(**chosen):
+        return _ddp(module, device, dist.new_group())
+
+
+def _ddp(module, device, group, **arguments):
+    ids = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(
+        module, device_ids=ids, process_group=group, broadcast_buffers=False, gradient_as_bucket_view=True, **arguments
+    )
+
+
+def make(path, module, device, group, settings):
+    """The model wrapped for a path."""
+    if path in OURS:
+        return wrap_ours(module, device, path, settings)
+    model = wrap_plain(module, device, group)
+    if path == "none":
+        model.register_comm_hook(None, debugging_hooks.noop_hook)
+    elif path == "fp16-hook":
+        model.register_comm_hook(group, default_hooks.fp16_compress_hook)
+    elif path == "powersgd":
+        state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=3)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return model
+
+
+class ReadyTrace:
+    """A hook that communicates nothing and notes when each bucket is ready, on the device's clock."""
+
+    def __init__(self, clock):
+        self._clock = clock
+        self.buckets = []
+
+    def __call__(self, _state, bucket):
+        self.buckets.append((self._clock.mark(), bucket.buffer().numel()))
+        return debugging_hooks.noop_hook(None, bucket)
+
+    __qualname__ = "ReadyTrace"
+
+
+def wrap_trace(module, device, group, clock):
+    """The model in Paceline's buckets without communication: (model, its ReadyTrace)."""
+    from paceline._torch import buckets
+
+    if device.type == "cuda":
+        arguments = buckets.for_cuda({"module": module})
+    else:
+        arguments = {"bucket_cap_mb": buckets.fusion_threshold() / buckets.MIB}
+    model = wrap_plain(module, device, group, **arguments)
+    trace = ReadyTrace(clock)
+    model.register_comm_hook(None, _as_function(trace))
+    return model, trace
+
+
+def _as_function(trace):
+    def ready_trace_hook(state, bucket):
+        return trace(state, bucket)
+
+    return ready_trace_hook
+
+
+def fastest_group(device, seconds_of):
+    """NCCL's groups by algorithm, tried on one all-reduce: (name of the fastest, its group, seconds by name)."""
+    if device.type != "cuda":
+        return "gloo", dist.group.WORLD, {}
+    tried = {}
+    for name in ("", "Ring", "Tree"):
+        # Only the all-reduce: NCCL refuses operations for which the named algorithm does not exist.
+        with environment(**({"NCCL_ALGO": f"allreduce:{name}"} if name else {})):
+            group = dist.new_group()
+            tried[name or "unset"] = (seconds_of(group), group)
+    best = min(tried, key=lambda name: tried[name][0])
+    return best, tried[best][1], {name: seconds for name, (seconds, _) in tried.items()}
+
+
+def release():
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

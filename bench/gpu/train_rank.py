@@ -1,0 +1,368 @@
+"""One rank of the training benchmark, inside `paceline lab`: one model, all paths interleaved; rank 0 writes JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import lab_bytes
+import torch
+import torch.distributed as dist
+import train_floor
+import train_models
+import train_paths
+
+import paceline.torch  # noqa: F401
+
+#: Seconds that the iterations timed at a stretch should take, and the least of them.
+_STRETCH, _LEAST = 0.6, 3
+_WARM_UP = 5
+#: Seconds without an end of a stretch after which a path counts as hung.
+_HUNG = 60.0
+
+
+class Clock:
+    """Marks in the device's order and the seconds between them; wall clock on the CPU."""
+
+    def __init__(self, device):
+        self._cuda = device.type == "cuda"
+
+    def mark(self):
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start, end):
+        return start.elapsed_time(end) / 1e3 if self._cuda else end - start
+
+    def settle(self):
+        if self._cuda:
+            torch.cuda.synchronize()
+
+
+class Variant:
+    """One path: its wrapped model, its optimizer, what was measured."""
+
+    def __init__(self, path, model, workload):
+        self.path = path
+        self.model = model
+        self.inputs = workload.inputs
+        self.loss = workload.loss
+        self.optimizer = workload.optimizer(model.module.parameters())
+        self.rounds = []
+        self.iterations = 0
+
+    def step(self, device, half):
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            loss = self.loss(self.model, self.inputs)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+class Bench:
+    def __init__(self, args):
+        self.args = args
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.slots = int(os.environ.get("PACELINE_LAB_SLOTS", "1"))
+        self.nodes = self.size // self.slots
+        self.line = float(os.environ.get("PACELINE_LAB_RATE", "0")) / 8 * train_floor.TCP_SHARE
+        self.device = self._device()
+        self.clock = Clock(self.device)
+        self.half = self.device.type == "cuda"
+        self.result = {"model": args.model, "nodes": self.nodes, "slots": self.slots, "paths": {}, "failed": {}}
+        self.variants = []
+        self._alive = time.monotonic()
+        self._doing = "start"
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _device(self):
+        if self.args.smoke or not torch.cuda.is_available():
+            return torch.device("cpu")
+        device = torch.device("cuda", self.rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+
+    def connect(self):
+        if self.device.type == "cuda":
+            dist.init_process_group("nccl", device_id=self.device)
+        else:
+            dist.init_process_group("gloo")
+        self.control = dist.new_group(backend="gloo")
+
+    # --- what all ranks agree on, beside the device --------------------------------------------------------------
+
+    def largest(self, value):
+        word = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(word, dist.ReduceOp.MAX, group=self.control)
+        return word.item()
+
+    def total(self, value):
+        word = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(word, group=self.control)
+        return word.item()
+
+    def barrier(self):
+        self.clock.settle()
+        dist.barrier(group=self.control)
+
+    def doing(self, what):
+        self._doing, self._alive = what, time.monotonic()
+
+    def _watch(self):
+        while time.monotonic() - self._alive < _HUNG:
+            time.sleep(0.5)
+        self.fail(f"{self._doing}: nothing for {_HUNG:.0f} s")
+
+    def fail(self, why):
+        """Keeps what was measured and ends this rank; the lab then ends the others."""
+        path = self._doing.split(":")[0]
+        self.result["failed"][path] = why
+        print(f"bench: {self.args.model}, {path}: {why}", file=sys.stderr, flush=True)
+        self.write()
+        os._exit(3)
+
+    # --- the parts of a run ------------------------------------------------------------------------------------------
+
+    def prepare(self):
+        torch.manual_seed(1)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = True
+        models = train_models.SMOKE if self.args.smoke else train_models.MODELS
+        build = models[self.args.model]
+        self.doing("peers: tuning")
+        best, self.group, tried = train_paths.fastest_group(self.device, self._all_reduce_seconds)
+        self.result["nccl"] = {"chosen": best, "seconds_64MiB": tried}
+        self.doing("trace: making")
+        workload = build(self.device)
+        self.result["text"] = workload.text
+        parameters = [p for p in workload.module.parameters() if p.requires_grad]
+        self.result["parameters"] = self.elements = sum(p.numel() for p in parameters)
+        self._measure_trace(workload)
+        for path in self.args.paths:
+            self.doing(f"{path}: making")
+            torch.manual_seed(1)
+            workload = build(self.device)
+            model = train_paths.make(path, workload.module, self.device, self.group, self.args.settings)
+            variant = Variant(path, model, workload)
+            self.variants.append(variant)
+            for _ in range(_WARM_UP):
+                variant.step(self.device, self.half)
+            self.doing(f"{path}: warm")
+            self._choose_iterations(variant)
+
+    def _all_reduce_seconds(self, group):
+        data = torch.ones(16 << 20, device=self.device)
+        seconds = []
+        for _ in range(4):
+            self.barrier()
+            started = time.perf_counter()
+            dist.all_reduce(data, group=group)
+            self.clock.settle()
+            seconds.append(self.largest(time.perf_counter() - started))
+        return min(seconds)
+
+    def _measure_trace(self, workload):
+        model, trace = train_paths.wrap_trace(workload.module, self.device, self.group, self.clock)
+        variant = Variant("trace", model, workload)
+        steps = []
+        for index in range(_WARM_UP + 7):
+            self.barrier()
+            trace.buckets.clear()
+            begin = self.clock.mark()
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+                loss = variant.loss(model, variant.inputs)
+            middle = self.clock.mark()
+            loss.backward()
+            backward = self.clock.mark()
+            variant.optimizer.step()
+            end = self.clock.mark()
+            variant.optimizer.zero_grad(set_to_none=True)
+            self.clock.settle()
+            self.doing("trace: measuring")
+            if index >= _WARM_UP:
+                at = [(self.clock.seconds(begin, mark), elements) for mark, elements in trace.buckets]
+                spans = [(begin, middle), (middle, backward), (backward, end)]
+                steps.append((at, *(self.clock.seconds(a, b) for a, b in spans)))
+        ready = [statistics.median(step[0][i][0] for step in steps) for i in range(len(steps[0][0]))]
+        elements = [size for _, size in steps[0][0]]
+        names = ("forward_s", "backward_s", "optimizer_s")
+        self.result["trace"] = {
+            "ready_s": [self.largest(r) for r in ready],
+            "elements": elements,
+            **{name: self.largest(statistics.median(s[i + 1] for s in steps)) for i, name in enumerate(names)},
+        }
+        del model, variant, workload
+        train_paths.release()
+
+    def _choose_iterations(self, variant):
+        seconds = []
+        for _ in range(3):
+            self.barrier()
+            started = time.perf_counter()
+            variant.step(self.device, self.half)
+            self.clock.settle()
+            seconds.append(time.perf_counter() - started)
+        took = self.largest(min(seconds))
+        variant.iterations = max(_LEAST, min(50, round(_STRETCH / took)))
+        variant.expected = took * (variant.iterations + 1)
+
+    def measure(self):
+        """Rounds until there are enough of them or time is up; every round visits every path, in another order."""
+        done = 0
+        while done < self.args.rounds and self._time_for_a_round():
+            order = self.variants[done % len(self.variants) :] + self.variants[: done % len(self.variants)]
+            for variant in order:
+                self.doing(f"{variant.path}: round {done + 1}")
+                variant.rounds.append(self._stretch(variant))
+            done += 1
+            self.summarise()
+            self.write()
+
+    def _time_for_a_round(self):
+        enough = time.time() + sum(v.expected for v in self.variants) < self.args.until
+        return self.largest(0.0 if enough else 1.0) == 0.0
+
+    def _stretch(self, variant):
+        variant.step(self.device, self.half)
+        self.barrier()
+        before, used = self._links(), _cpu_seconds()
+        payload = _payload(variant)
+        self.barrier()
+        started = time.perf_counter()
+        for _ in range(variant.iterations):
+            variant.step(self.device, self.half)
+        self.clock.settle()
+        took = time.perf_counter() - started
+        cores = (_cpu_seconds() - used) / took
+        self.barrier()
+        after = self._links()
+        one = {
+            "seconds": self.largest(took) / variant.iterations,
+            "cores": self.total(cores) / self.size,
+            "payload": self._of_busiest_node(_payload(variant) - payload) / variant.iterations,
+        }
+        if before is not None:
+            one["wire"] = lab_bytes.busiest(before, after) / variant.iterations
+        return one
+
+    def _links(self):
+        if not os.environ.get("PACELINE_LAB_BYTES"):
+            return None
+        return lab_bytes.read_links()
+
+    def _of_busiest_node(self, value):
+        """The largest of the nodes' sums."""
+        all_of_them = [None] * self.size
+        dist.all_gather_object(all_of_them, value, group=self.control)
+        return max(sum(all_of_them[n * self.slots : (n + 1) * self.slots]) for n in range(self.nodes))
+
+    # --- results --------------------------------------------------------------------------------------------------
+
+    def summarise(self):
+        trace = self.result["trace"]
+        for variant in self.variants:
+            if not variant.rounds:
+                continue
+            median = {key: statistics.median(r[key] for r in variant.rounds) for key in variant.rounds[0]}
+            median["rounds"] = [r["seconds"] for r in variant.rounds]
+            median["iterations"] = variant.iterations
+            self.result["paths"][variant.path] = median
+        compute = self.result["paths"].get("none", {}).get("seconds")
+        for path, figures in self.result["paths"].items():
+            codec = train_paths.PATHS[path][1]
+            if compute is None or codec is None or not self.line:
+                continue
+            sizes = [train_floor.link_bytes(codec, n, self.nodes, self.args.ratio) for n in trace["elements"]]
+            if path == "none":
+                sizes = [0.0] * len(sizes)
+            figures["predicted"] = sum(sizes)
+            ready = list(zip(trace["ready_s"], sizes))
+            figures["floor"] = train_floor.floor_seconds(ready, trace["optimizer_s"], compute, self.line)
+
+    def write(self):
+        if self.rank == 0 or self.result["failed"]:
+            name = self.args.out if self.rank == 0 else self.args.out.with_suffix(f".failed-{self.rank}.json")
+            temporary = name.with_suffix(f".{self.rank}.tmp")
+            temporary.write_text(json.dumps(self.result, indent=1))
+            temporary.replace(name)
+
+
+def _cpu_seconds():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _payload(variant):
+    """Bytes that Paceline has handed to the wire for this path, without headers."""
+    if variant.path not in train_paths.OURS:
+        return 0
+    from paceline._torch import ddp
+    from paceline.errors import UnsupportedError
+
+    try:
+        stats = ddp.attachment_of(variant.model).endpoint.communicator.stats()
+    except UnsupportedError:
+        return 0  # keeps torch's own all-reduce
+    return stats.get("wire_bytes", stats.get("payload_sent", 0))
+
+
+def _load_the_cores(count):
+    """Processes as busy as data loaders: they decode (compress and uncompress) without end."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    for _ in range(count):
+        context.Process(target=_decode_for_ever, daemon=True).start()
+
+
+def _decode_for_ever():
+    import zlib
+
+    os.nice(0)
+    packed = zlib.compress(os.urandom(1 << 20))
+    while os.getppid() != 1:
+        zlib.decompress(packed)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--paths", nargs="+", required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--until", type=float, required=True, help="time.time() after which no round begins")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--ratio", type=float, default=0.01)
+    parser.add_argument("--loaders", type=int, default=0)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--settings", type=json.loads, default={}, help="PACELINE_* variables of our paths")
+    args = parser.parse_args()
+    os.environ["NCCL_HOSTID"] = f"node{int(os.environ['RANK']) // int(os.environ.get('PACELINE_LAB_SLOTS', '1'))}"
+    bench = Bench(args)
+    try:
+        _load_the_cores(args.loaders)
+        bench.connect()
+        bench.prepare()
+        bench.doing("rounds: measuring")
+        bench.measure()
+    except Exception:
+        bench.fail(traceback.format_exc())
+    bench.doing("end")
+    bench.write()
+    sys.stdout.flush()
+    os._exit(0)  # groups by the dozen: nothing is left to wait for
+
+
+if __name__ == "__main__":
+    main()
