@@ -16,6 +16,7 @@
 #include "codec/codec.h"
 #include "codec/positions.h"
 #include "codec/topk_format.h"
+#include "codec/topk_sample.h"
 #include "device/cpu/each_target.h"
 
 namespace paceline::codec {
@@ -287,6 +288,44 @@ TEST(TopK, AWrongFirstGuessCostsOnlyTime) {
   }
 }
 
+/// Which elements the sample looks at: one that is larger than all others is the largest of a sample that saw it.
+std::vector<std::size_t> sampled_places(std::size_t n, uint64_t keep) {
+  Floats probe(n, 1e-3f);
+  const Floats zero(n, 0.0f);
+  Floats rest(n);
+  const ResidualRun run{zero.data(), rest.data(), n};
+  std::vector<std::size_t> seen;
+  for (std::size_t i = 0; i < n; ++i) {
+    probe[i] = 1.0f;
+    if (topk::guess_threshold(probe, {&run, 1}, keep).largest == 1.0f) seen.push_back(i);
+    probe[i] = 1e-3f;
+  }
+  return seen;
+}
+
+TEST(TopK, WhatAGuessTooHighMissedIsFetched) {
+  const std::size_t n = 10000;
+  const auto spec = topk_spec(0.1);
+  const uint64_t keep = top_k_count(spec, n);
+  const auto seen = sampled_places(n, keep);
+  ASSERT_GT(seen.size(), n / 10);
+  ASSERT_LT(seen.size(), n);
+  std::mt19937_64 random(5);
+  for (const bool fp16 : {false, true}) {
+    Floats gradient = make(Shape::kNormal, n, random);
+    // Half as many large numbers as are to be kept, all of them where the sample looks: it takes them for twice as many.
+    for (std::size_t i = 0; i < keep / 2; ++i)
+      gradient[seen[i]] = 1e4f * (1.0f + static_cast<float>(random() % 1000) / 1000.0f);
+    Encoder e;
+    e.before.assign(n, 0.0f);
+    const Floats residual = e.before;
+    e.encode(topk_spec(0.1, fp16), gradient);
+    EXPECT_EQ(e.result.kept, keep);
+    check_encoding(topk_spec(0.1, fp16), gradient, residual, e);
+    ASSERT_FALSE(HasFatalFailure());
+  }
+}
+
 TEST(TopK, InfAndNanAreSeenAnywhereAndReachEveryElement) {
   EXPECT_TRUE(rc::check([](uint64_t seed, bool fp16, bool in_residual) {
     std::mt19937_64 random(seed);
@@ -433,6 +472,16 @@ TEST(TopK, DamagedBytesAreRefused) {
       damaged[at] ^= std::byte{0x10};
       ASSERT_EQ(decode_add_topk(damaged, out).code(), Code::kCorrupted) << "byte " << at;
     }
+    // The values of the last entries are missing and the header knows it; the blocks go on counting them.
+    const uint64_t fewer = e.result.kept - 3;
+    const std::size_t width = fp16 ? 2 : 4;
+    auto miscounted = e.bytes;
+    std::memcpy(miscounted.data() + 16, &fewer, 8);
+    const auto values_end = miscounted.begin() +
+                            static_cast<std::ptrdiff_t>(topk::kHeaderBytes + e.result.kept * width);
+    miscounted.erase(values_end - static_cast<std::ptrdiff_t>(3 * width), values_end);
+    EXPECT_NE(decode_add_topk(miscounted, out).message().find("more entries than its header"),
+              std::string::npos);
     auto longer = e.bytes;
     longer.push_back(std::byte{0});
     EXPECT_EQ(decode_add_topk(longer, out).code(), Code::kCorrupted);

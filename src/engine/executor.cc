@@ -66,7 +66,6 @@ void Executor::start(const Binding& binding, wire::Channel& channel) {
   remaining_ = waits_.size();
   failure_ = Status::ok();
   failed_peer_ = -1;
-  finite_ = true;
   for (uint32_t i = 0; i < plan_->waits.size(); ++i) {
     if (plan_->waits[i] == 0) make_ready(i, channel);
   }
@@ -282,7 +281,6 @@ void Executor::encode(const Step& s, uint32_t step) {
                      ? codec::encode_topk_clearing(spec, floats(src, s.src.bytes), *runs, at(s.dst))
                      : codec::encode_topk(spec, floats(src, s.src.bytes), *runs, at(s.dst));
   lengths_[step] = encoded.bytes;
-  if (!encoded.finite) finite_ = false;
 }
 
 void Executor::fail(Status why, Rank peer) {

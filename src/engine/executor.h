@@ -61,7 +61,6 @@ class Executor {
   /// The first thing that went wrong. A mismatch carries the peer in failed_peer().
   [[nodiscard]] const Status& failure() const { return failure_; }
   [[nodiscard]] Rank failed_peer() const { return failed_peer_; }  ///< world numbering, -1: none
-  [[nodiscard]] bool finite() const { return finite_; }
   [[nodiscard]] PreparedPlan& plan() { return *plan_; }
   [[nodiscard]] const std::shared_ptr<PreparedPlan>& shared_plan() const { return plan_; }
   /// World ranks that posted messages still wait for, ascending, each once.
@@ -108,7 +107,6 @@ class Executor {
   std::size_t remaining_ = 0;
   Status failure_;
   Rank failed_peer_ = -1;
-  bool finite_ = true;
 };
 
 }  // namespace paceline::engine

@@ -50,6 +50,27 @@ TEST(Faults, ShapesThatDifferAreToldOnEveryRankWithBothShapes) {
   }
 }
 
+TEST(Faults, AMessageShorterThanThePlanSaysIsRefused) {
+  std::mt19937_64 random(3);
+  for (const auto codec : {plan::Codec::kNone, plan::Codec::kFp16}) {
+    Cluster cluster(2);
+    std::vector<std::vector<float>> data(2, random_values<float>(random, 5000));
+    std::vector<OpId> ids;
+    cluster.network().cut_next(4);
+    for (auto& mine : data) {
+      auto o = all_reduce(mine, "layer1.weight");
+      o.codec.codec = codec;
+      o.algorithm = plan::Algorithm::kDirect;
+      ids.push_back(*cluster[static_cast<Rank>(ids.size())].submit(o, 0));
+    }
+    ASSERT_TRUE(cluster.drive([&] {
+      return cluster[0].outcome(ids[0]) != nullptr && cluster[1].outcome(ids[1]) != nullptr;
+    }));
+    EXPECT_EQ(cluster[0].outcome(ids[0])->status.code(), Code::kMismatch);
+    EXPECT_EQ(cluster[1].outcome(ids[1])->status.code(), Code::kMismatch);
+  }
+}
+
 TEST(Faults, TypesThatDiffer) {
   Cluster cluster(2);
   std::vector<float> a(100);
