@@ -6,6 +6,12 @@
 
 #include <cstdint>
 
+#ifdef __CUDACC__
+#define PACELINE_ON_BOTH __host__ __device__
+#else
+#define PACELINE_ON_BOTH
+#endif
+
 namespace paceline::device::cuda {
 
 inline constexpr uint32_t kSourceLimit = 256;
@@ -21,6 +27,15 @@ inline constexpr uint32_t kCoarseShift = 19;
 inline constexpr uint32_t kFineShift = 7;
 /// Elements sampled side by side: 64 bytes of float32, what memory hands out at once.
 inline constexpr uint32_t kSampleChunk = 16;
+
+// Shapes of the launches.
+inline constexpr uint32_t kDenseThreads = 256;
+inline constexpr uint32_t kDenseTile = 4096;   ///< elements that a block takes at a time
+inline constexpr uint32_t kDenseBlocks = 32;   ///< at most, per multiprocessor
+inline constexpr uint32_t kInt8Threads = 256;  ///< a warp takes a block of elements
+inline constexpr uint32_t kSampleThreads = 512;
+inline constexpr uint32_t kTopKThreads = 512;  ///< a block takes a tile
+inline constexpr uint32_t kTopKCombineThreads = 256;
 
 using Address = uint64_t;
 
@@ -89,7 +104,7 @@ struct TopKCombine {
 
 /// The chunk that stands for the `index`-th group of `step` chunks: pseudo-random, so that no period of the gradient
 /// meets it, and the same in every step.
-constexpr uint32_t sampled_chunk(uint32_t index, uint32_t step) {
+PACELINE_ON_BOTH constexpr uint32_t sampled_chunk(uint32_t index, uint32_t step) {
   uint32_t hash = index * 0x9E3779B1U;
   hash ^= hash >> 15;
   hash *= 0x85EBCA77U;
@@ -130,6 +145,9 @@ constexpr uint32_t sampled_chunk(uint32_t index, uint32_t step) {
   X(topk_select_f32, TopK)         \
   X(topk_select_f16, TopK)         \
   X(topk_select_bf16, TopK)        \
+  X(topk_momentum_f32, TopK)       \
+  X(topk_momentum_f16, TopK)       \
+  X(topk_momentum_bf16, TopK)      \
   X(topk_combine_f32, TopKCombine) \
   X(topk_combine_f16, TopKCombine) \
   X(topk_combine_bf16, TopKCombine)

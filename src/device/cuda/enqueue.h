@@ -1,0 +1,30 @@
+// From a codec's arguments to launches: checks, layout, grids. Shared by the device (kernels.cc) and the reference.
+#pragma once
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "device/cuda/codec.h"
+#include "device/cuda/kernel_arguments.h"
+
+namespace paceline::device::cuda {
+
+/// Where launches go.
+class Launcher {
+ public:
+  virtual ~Launcher() = default;
+  /// Sets `bytes` to zero.
+  virtual Status clear(drivers::cuda::DevicePtr memory, uint64_t bytes) = 0;
+  /// `argument` is the kernel's struct; it is copied.
+  virtual Status launch(KernelId kernel, uint32_t blocks, uint32_t threads, void* argument) = 0;
+  /// Of the device: grids are sized by them.
+  [[nodiscard]] virtual uint32_t multiprocessors() const = 0;
+};
+
+/// kInvalidArgument names what is wrong; nothing has been launched then.
+Status enqueue_encode(Launcher& launcher, const WireFormat& format,
+                      const EncodeArguments& arguments);
+Status enqueue_combine(Launcher& launcher, const WireFormat& format,
+                       const CombineArguments& arguments);
+
+}  // namespace paceline::device::cuda

@@ -1,0 +1,166 @@
+// int8 in blocks of kInt8Block elements with a scale each: a warp takes a block, all of it in registers.
+#include "device/cuda/device.cuh"
+
+namespace paceline::device::cuda {
+namespace {
+
+/// Blocks whose largest magnitude is below 2^-100 send zeros: 1 / scale would overflow.
+constexpr uint32_t kTiny = 0x0D800000U;
+constexpr int kRounds = kInt8Block / (32 * 4);
+
+struct Scale {
+  float step, inverse;
+  bool finite;
+};
+
+__device__ Scale scale_of(uint32_t largest) {
+  if (largest >= kInfinity) return {__uint_as_float(kNan), 0.0F, false};
+  if (largest < kTiny) return {0.0F, 0.0F, true};
+  const float step = __fdiv_rn(__uint_as_float(largest), 127.0F);
+  return {step, __fdiv_rn(1.0F, step), true};
+}
+
+__device__ int quantised(float value, const Scale& scale) {
+  if (!scale.finite) return 0;
+  return max(-127, min(127, __float2int_rn(__fmul_rn(value, scale.inverse))));
+}
+
+template <class From>
+__device__ void encode(const Int8Encode& a) {
+  const uint64_t block = uint64_t{blockIdx.x} * (kInt8Threads / 32) + threadIdx.x / 32;
+  const uint64_t blocks = (a.elements + kInt8Block - 1) / kInt8Block;
+  if (block >= blocks) return;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint64_t begin = block * kInt8Block + lane * 4;
+  const bool whole = (block + 1) * kInt8Block <= a.elements;
+  const auto* gradient = at<const typename From::Bits>(a.gradient) + begin;
+  const float* residual = at<const float>(a.residual) + begin;
+  const auto inside = [&](int r, int e) { return whole || begin + r * 128 + e < a.elements; };
+
+  Pack<typename From::Bits, 4> g[kRounds];
+  Pack<float, 4> v[kRounds];
+#pragma unroll
+  for (int r = 0; r < kRounds; ++r) {
+    if (whole) {
+      g[r] = Pack<typename From::Bits, 4>::load(gradient + r * 128);
+      if (a.residual != 0) v[r] = Pack<float, 4>::load(residual + r * 128);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (!whole) g[r].of[e] = inside(r, e) ? gradient[r * 128 + e] : typename From::Bits{0};
+      if (a.residual == 0) v[r].of[e] = 0.0F;
+      if (!whole && a.residual != 0) v[r].of[e] = inside(r, e) ? residual[r * 128 + e] : 0.0F;
+    }
+  }
+  uint32_t largest = 0;
+#pragma unroll
+  for (int r = 0; r < kRounds; ++r)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      v[r].of[e] = __fmaf_rn(From::widen(g[r].of[e]), a.scale, v[r].of[e]);
+      largest = max(largest, magnitude_bits(v[r].of[e]));
+    }
+  largest = __reduce_max_sync(kAllLanes, largest);
+  const Scale scale = scale_of(largest);
+  if (lane == 0) at<float>(a.scales)[block] = scale.step;
+  if (block + 1 == blocks && lane > 0 && (blocks + lane - 1) / 4 == (blocks - 1) / 4)
+    at<float>(a.scales)[blocks + lane - 1] = 0;
+  add_report(a.report, scale.finite ? 0 : kNonFinite);
+
+  int8_t* values = at<int8_t>(a.values) + begin;
+  float* next = at<float>(a.next_residual) + begin;
+#pragma unroll
+  for (int r = 0; r < kRounds; ++r) {
+    Pack<int8_t, 4> out;
+    Pack<float, 4> left;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int steps = quantised(v[r].of[e], scale);
+      out.of[e] = static_cast<int8_t>(steps);
+      left.of[e] = __fsub_rn(v[r].of[e], __fmul_rn(static_cast<float>(steps), scale.step));
+    }
+    if (whole) {
+      out.store(values + r * 128);
+      if (a.residual == 0) continue;
+      if (!scale.finite) left = Pack<float, 4>::load(residual + r * 128);
+      left.store(next + r * 128);
+      continue;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const uint64_t i = begin + r * 128 + e;
+      if (i < (a.elements + 15) / 16 * 16) values[r * 128 + e] = out.of[e];
+      if (a.residual != 0 && inside(r, e))
+        next[r * 128 + e] = scale.finite ? left.of[e] : residual[r * 128 + e];
+    }
+  }
+}
+
+template <class To>
+__device__ void combine(const Int8Combine& a) {
+  constexpr int kCount = 4;
+  constexpr int kTurns = kDenseTile / (kDenseThreads * kCount);
+  auto* output = at<typename To::Bits>(a.output);
+  for (uint64_t base = uint64_t{blockIdx.x} * kDenseTile; base < a.elements;
+       base += uint64_t{gridDim.x} * kDenseTile) {
+    if (base + kDenseTile <= a.elements) {
+      float sum[kTurns][kCount];
+#pragma unroll 2
+      for (uint32_t source = 0; source < a.sources; ++source) {
+        const float* scales = at<const float>(a.encoded[source]);
+        const int8_t* values = at<const int8_t>(a.encoded[source] + a.values_offset);
+        Pack<int8_t, kCount> in[kTurns];
+        float step[kTurns];
+#pragma unroll
+        for (int r = 0; r < kTurns; ++r) {
+          const uint64_t i = base + (r * kDenseThreads + threadIdx.x) * kCount;
+          in[r] = Pack<int8_t, kCount>::load(values + i);
+          step[r] = scales[i / kInt8Block];
+        }
+#pragma unroll
+        for (int r = 0; r < kTurns; ++r)
+#pragma unroll
+          for (int e = 0; e < kCount; ++e) {
+            const float value = __fmul_rn(static_cast<float>(in[r].of[e]), step[r]);
+            sum[r][e] = source == 0 ? value : __fadd_rn(sum[r][e], value);
+          }
+      }
+#pragma unroll
+      for (int r = 0; r < kTurns; ++r) {
+        Pack<typename To::Bits, kCount> out;
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) out.of[e] = To::narrow(__fmul_rn(sum[r][e], a.scale));
+        out.store(output + base + (r * kDenseThreads + threadIdx.x) * kCount);
+      }
+    } else {
+      for (uint64_t i = base + threadIdx.x; i < a.elements; i += kDenseThreads) {
+        float sum = 0;
+        for (uint32_t source = 0; source < a.sources; ++source) {
+          const int8_t steps = at<const int8_t>(a.encoded[source] + a.values_offset)[i];
+          const float value = __fmul_rn(static_cast<float>(steps),
+                                        at<const float>(a.encoded[source])[i / kInt8Block]);
+          sum = source == 0 ? value : __fadd_rn(sum, value);
+        }
+        output[i] = To::narrow(__fmul_rn(sum, a.scale));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+#define PACELINE_INT8(name, Number)                                                \
+  extern "C" __global__ void __launch_bounds__(kInt8Threads)                       \
+      paceline_int8_encode_##name(const __grid_constant__ Int8Encode argument) {   \
+    encode<Number>(argument);                                                      \
+  }                                                                                \
+  extern "C" __global__ void __launch_bounds__(kDenseThreads)                      \
+      paceline_int8_combine_##name(const __grid_constant__ Int8Combine argument) { \
+    combine<Number>(argument);                                                     \
+  }
+
+PACELINE_INT8(f32, F32)
+PACELINE_INT8(f16, F16)
+PACELINE_INT8(bf16, BF16)
+
+}  // namespace paceline::device::cuda

@@ -1,0 +1,123 @@
+#include <fmt/format.h>
+
+#include "device/cuda/codec.h"
+#include "device/cuda/enqueue.h"
+#include "device/cuda/images.h"
+
+namespace paceline::device::cuda {
+namespace {
+
+using namespace drivers::cuda;
+
+// CUdevice_attribute
+constexpr int kMultiprocessorCount = 16;
+constexpr int kComputeCapabilityMajor = 75;
+constexpr int kComputeCapabilityMinor = 76;
+// CUresult
+constexpr CudaResult kInvalidImage = 200;
+constexpr CudaResult kNoBinaryForGpu = 209;
+constexpr CudaResult kInvalidPtx = 218;
+constexpr CudaResult kUnsupportedPtxVersion = 222;
+
+Status failed(const Api& api, CudaResult result, std::string_view what) {
+  const char *name = nullptr, *text = nullptr;
+  if (api.get_error_name != nullptr) api.get_error_name(result, &name);
+  if (api.get_error_string != nullptr) api.get_error_string(result, &text);
+  return {Code::kUnavailable, fmt::format("{}: CUDA error {} ({}: {})", what, result,
+                                          name != nullptr ? name : "unknown",
+                                          text != nullptr ? text : "no description")};
+}
+
+Result<int> attribute(const Api& api, int which, Device device) {
+  int value = 0;
+  const CudaResult result = api.device_get_attribute(&value, which, device);
+  if (result != 0)
+    return failed(api, result, fmt::format("attribute {} of device {}", which, device));
+  return value;
+}
+
+Result<Module> load_image(const Api& api, const Image& image, Device device) {
+  Module module = nullptr;
+  const CudaResult result = api.module_load_data(&module, image.data);
+  if (result == 0) return module;
+  if (result != kInvalidImage && result != kNoBinaryForGpu && result != kInvalidPtx &&
+      result != kUnsupportedPtxVersion)
+    return failed(api, result, fmt::format("loading {} on device {}", image.source, device));
+  PACELINE_ASSIGN(const int major, attribute(api, kComputeCapabilityMajor, device));
+  PACELINE_ASSIGN(const int minor, attribute(api, kComputeCapabilityMinor, device));
+  return Status(
+      Code::kUnsupported,
+      fmt::format("no device code for compute capability {}.{} (device {}): it needs 8.0 or "
+                  "later, and a driver that knows this library's PTX ({}); "
+                  "cuda_path=off keeps gradients on the host's path",
+                  major, minor, device, failed(api, result, image.source).message()));
+}
+
+class StreamLauncher : public Launcher {
+ public:
+  StreamLauncher(const Api& api, std::span<const Function> functions, int multiprocessors,
+                 Stream stream)
+      : api_(api), functions_(functions), multiprocessors_(multiprocessors), stream_(stream) {}
+
+  Status clear(DevicePtr memory, uint64_t bytes) override {
+    const CudaResult result = api_.memset_d8_async(memory, 0, bytes, stream_);
+    return result == 0 ? Status::ok() : failed(api_, result, "clearing a codec's state");
+  }
+  Status launch(KernelId kernel, uint32_t blocks, uint32_t threads, void* argument) override {
+    const int index = static_cast<int>(kernel);
+    void* arguments[] = {argument};
+    const CudaResult result = api_.launch_kernel(functions_[static_cast<size_t>(index)], blocks, 1,
+                                                 1, threads, 1, 1, 0, stream_, arguments, nullptr);
+    return result == 0 ? Status::ok() : failed(api_, result, kKernelNames[index]);
+  }
+  [[nodiscard]] uint32_t multiprocessors() const override {
+    return static_cast<uint32_t>(multiprocessors_);
+  }
+
+ private:
+  const Api& api_;
+  std::span<const Function> functions_;
+  int multiprocessors_;
+  Stream stream_;
+};
+
+}  // namespace
+
+Result<Kernels> Kernels::load(const Api& api, Device device) {
+  if (images().empty())
+    return Status(
+        Code::kUnsupported,
+        "this build of paceline holds no device code: it was made where nvcc was missing; "
+        "install the CUDA toolkit (nvcc on PATH or in /usr/local/cuda) and build again");
+  Kernels kernels;
+  kernels.api_ = &api;
+  PACELINE_ASSIGN(kernels.multiprocessors_, attribute(api, kMultiprocessorCount, device));
+  std::vector<Module> modules;
+  for (const Image& image : images()) {
+    PACELINE_ASSIGN(Module module, load_image(api, image, device));
+    modules.push_back(module);
+  }
+  for (const char* name : kKernelNames) {
+    Function function = nullptr;
+    CudaResult result = 0;
+    for (Module module : modules)
+      if ((result = api.module_get_function(&function, module, name)) == 0) break;
+    if (result != 0) return failed(api, result, name);
+    kernels.functions_.push_back(function);
+  }
+  return kernels;
+}
+
+Status Kernels::encode(const WireFormat& format, const EncodeArguments& arguments,
+                       Stream stream) const {
+  StreamLauncher launcher(*api_, functions_, multiprocessors_, stream);
+  return enqueue_encode(launcher, format, arguments);
+}
+
+Status Kernels::combine(const WireFormat& format, const CombineArguments& arguments,
+                        Stream stream) const {
+  StreamLauncher launcher(*api_, functions_, multiprocessors_, stream);
+  return enqueue_combine(launcher, format, arguments);
+}
+
+}  // namespace paceline::device::cuda

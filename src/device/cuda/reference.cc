@@ -1,0 +1,91 @@
+#include "device/cuda/reference.h"
+
+#include <array>
+#include <cstring>
+
+#include "device/cuda/enqueue.h"
+#include "device/cuda/reference_kernels.h"
+
+namespace paceline::device::cuda::reference {
+namespace {
+
+template <class Argument, void (*kRun)(const Argument&)>
+void unwrap(void** arguments) {
+  kRun(*static_cast<const Argument*>(arguments[0]));
+}
+
+/// In the order of KernelId.
+constexpr std::array<KernelFunction, kKernelCount> kFunctions = {
+    unwrap<DenseEncode, encode_dense<Float32, Float32>>,
+    unwrap<DenseEncode, encode_dense<Float32, Float16>>,
+    unwrap<DenseEncode, encode_dense<Float32, BFloat16>>,
+    unwrap<DenseEncode, encode_dense<Float16, Float16>>,
+    unwrap<DenseEncode, encode_dense<Float16, BFloat16>>,
+    unwrap<DenseEncode, encode_dense<BFloat16, Float16>>,
+    unwrap<DenseEncode, encode_dense<BFloat16, BFloat16>>,
+    unwrap<DenseCombine, combine_dense<Float32, Float32>>,
+    unwrap<DenseCombine, combine_dense<Float16, Float32>>,
+    unwrap<DenseCombine, combine_dense<BFloat16, Float32>>,
+    unwrap<DenseCombine, combine_dense<Float16, Float16>>,
+    unwrap<DenseCombine, combine_dense<BFloat16, Float16>>,
+    unwrap<DenseCombine, combine_dense<Float16, BFloat16>>,
+    unwrap<DenseCombine, combine_dense<BFloat16, BFloat16>>,
+    unwrap<Int8Encode, encode_int8<Float32>>,
+    unwrap<Int8Encode, encode_int8<Float16>>,
+    unwrap<Int8Encode, encode_int8<BFloat16>>,
+    unwrap<Int8Combine, combine_int8<Float32>>,
+    unwrap<Int8Combine, combine_int8<Float16>>,
+    unwrap<Int8Combine, combine_int8<BFloat16>>,
+    unwrap<TopK, sample_coarse<Float32>>,
+    unwrap<TopK, sample_coarse<Float16>>,
+    unwrap<TopK, sample_coarse<BFloat16>>,
+    unwrap<TopK, sample_fine<Float32>>,
+    unwrap<TopK, sample_fine<Float16>>,
+    unwrap<TopK, sample_fine<BFloat16>>,
+    unwrap<TopK, select_top_k<Float32>>,
+    unwrap<TopK, select_top_k<Float16>>,
+    unwrap<TopK, select_top_k<BFloat16>>,
+    unwrap<TopK, select_top_k<Float32>>,
+    unwrap<TopK, select_top_k<Float16>>,
+    unwrap<TopK, select_top_k<BFloat16>>,
+    unwrap<TopKCombine, combine_top_k<Float32>>,
+    unwrap<TopKCombine, combine_top_k<Float16>>,
+    unwrap<TopKCombine, combine_top_k<BFloat16>>,
+};
+
+constexpr std::array<NamedKernel, kKernelCount> named() {
+  std::array<NamedKernel, kKernelCount> all{};
+  for (int i = 0; i < kKernelCount; ++i) all[i] = {kKernelNames[i], kFunctions[i]};
+  return all;
+}
+constexpr auto kNamed = named();
+
+class HostLauncher : public Launcher {
+ public:
+  Status clear(drivers::cuda::DevicePtr memory, uint64_t bytes) override {
+    std::memset(at<void>(memory), 0, bytes);
+    return Status::ok();
+  }
+  Status launch(KernelId kernel, uint32_t /*blocks*/, uint32_t /*threads*/,
+                void* argument) override {
+    kFunctions[static_cast<int>(kernel)](&argument);
+    return Status::ok();
+  }
+  [[nodiscard]] uint32_t multiprocessors() const override { return 1; }
+};
+
+}  // namespace
+
+std::span<const NamedKernel> kernels() { return kNamed; }
+
+Status encode(const WireFormat& format, const EncodeArguments& arguments) {
+  HostLauncher launcher;
+  return enqueue_encode(launcher, format, arguments);
+}
+
+Status combine(const WireFormat& format, const CombineArguments& arguments) {
+  HostLauncher launcher;
+  return enqueue_combine(launcher, format, arguments);
+}
+
+}  // namespace paceline::device::cuda::reference

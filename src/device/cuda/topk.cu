@@ -1,0 +1,98 @@
+// Top-k with error feedback: threshold, selection, and decoding of several encodings at once.
+#include "device/cuda/topk_select.cuh"
+
+namespace paceline::device::cuda {
+namespace {
+
+/// A tile of the output lies in shared memory while the sources' entries are added, source after source; inside a
+/// source no two entries meet. So the sum's order is the sources', whatever runs first.
+template <class To>
+__device__ void combine(const TopKCombine& c) {
+  __shared__ alignas(16) float sum[kTopKTile];
+  __shared__ uint32_t from[kSourceLimit], to[kSourceLimit];
+  __shared__ uint8_t exponents[kSourceLimit];
+  const uint32_t tile = blockIdx.x;
+  const uint64_t begin = uint64_t{tile} * kTopKTile;
+  const auto count = static_cast<uint32_t>(min(uint64_t{kTopKTile}, c.elements - begin));
+  uint32_t report = 0;
+  bool finite = true;
+  for (uint32_t source = threadIdx.x; source < c.sources; source += kTopKCombineThreads) {
+    const auto* starts = at<const uint32_t>(c.encoded[source]);
+    from[source] = starts[tile];
+    to[source] = starts[tile + 1];
+    exponents[source] = at<const uint8_t>(c.encoded[source] + c.exponents_offset)[tile];
+    if (exponents[source] == 255) finite = false;
+    if (from[source] > to[source] || to[source] > c.entries) {
+      report |= kCorrupted;
+      from[source] = to[source] = 0;
+    }
+  }
+  for (uint32_t i = threadIdx.x; i < kTopKTile / 4; i += kTopKCombineThreads)
+    reinterpret_cast<float4*>(sum)[i] = make_float4(0, 0, 0, 0);
+  finite = __syncthreads_and(finite ? 1 : 0) != 0;
+
+  for (uint32_t source = 0; source < c.sources; ++source) {
+    const Address encoded = c.encoded[source];
+    const Unit unit(min(exponents[source], 254));
+    for (uint32_t i = from[source] + threadIdx.x; i < to[source]; i += kTopKCombineThreads) {
+      const uint16_t offset = at<const uint16_t>(encoded + c.offsets_offset)[i];
+      const float value = c.fp16_values != 0
+                              ? unit.decode(at<const uint16_t>(encoded + c.values_offset)[i])
+                              : at<const float>(encoded + c.values_offset)[i];
+      if (offset < count)
+        sum[offset] = __fadd_rn(sum[offset], value);
+      else
+        report |= kCorrupted;
+    }
+    __syncthreads();
+  }
+
+  auto* output = at<typename To::Bits>(c.output) + begin;
+  const float poison = __uint_as_float(finite ? 0 : kNan);
+  for (uint32_t i = threadIdx.x * 4; i < count; i += kTopKCombineThreads * 4) {
+    const float4 four = *reinterpret_cast<const float4*>(sum + i);
+    const float values[4] = {four.x, four.y, four.z, four.w};
+    Pack<typename To::Bits, 4> out;
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      out.of[e] = To::narrow(finite ? __fmul_rn(values[e], c.scale) : poison);
+    if (i + 4 <= count) {
+      out.store(output + i);
+      continue;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (i + e < count) output[i + e] = out.of[e];
+  }
+  add_report(c.report, report);
+}
+
+}  // namespace
+
+#define PACELINE_TOPK(name, Number)                                                \
+  extern "C" __global__ void __launch_bounds__(kSampleThreads, 2)                  \
+      paceline_topk_coarse_##name(const __grid_constant__ TopK argument) {         \
+    sample_coarse<Number>(argument);                                               \
+  }                                                                                \
+  extern "C" __global__ void __launch_bounds__(kSampleThreads, 2)                  \
+      paceline_topk_fine_##name(const __grid_constant__ TopK argument) {           \
+    sample_fine<Number>(argument);                                                 \
+  }                                                                                \
+  extern "C" __global__ void __launch_bounds__(kTopKThreads, 2)                    \
+      paceline_topk_select_##name(const __grid_constant__ TopK argument) {         \
+    select<Number, false>(argument);                                               \
+  }                                                                                \
+  extern "C" __global__ void __launch_bounds__(kTopKThreads, 1)                    \
+      paceline_topk_momentum_##name(const __grid_constant__ TopK argument) {       \
+    select<Number, true>(argument);                                                \
+  }                                                                                \
+  extern "C" __global__ void __launch_bounds__(kTopKCombineThreads)                \
+      paceline_topk_combine_##name(const __grid_constant__ TopKCombine argument) { \
+    combine<Number>(argument);                                                     \
+  }
+
+PACELINE_TOPK(f32, F32)
+PACELINE_TOPK(f16, F16)
+PACELINE_TOPK(bf16, BF16)
+
+}  // namespace paceline::device::cuda
