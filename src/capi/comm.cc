@@ -63,11 +63,12 @@ Status create(const paceline_comm_options& o, paceline_comm** out) {
   comm->options = engine_options(comm->settings, o.timeout_s);
   comm->timeout_s = static_cast<double>(comm->options.default_timeout) / kSecond;
   comm->engine = engine::make_engine(comm->options, topology, *comm->job->channel);
+  comm->description = start_line(*comm->job, comm->settings,
+                                 comm->options);  // before another thread drives the channel
   auto local = std::count_if(topology.members.begin(), topology.members.end(),
                              [&](const auto& m) { return m.node == topology.self().node; });
   comm->runner = std::make_unique<engine::Runner>(
       *comm->engine, *comm->job->channel, engine::runner_options_for(static_cast<int>(local)));
-  comm->description = start_line(*comm->job, comm->settings, comm->options);
   *out = comm.release();
   return Status::ok();
 }
