@@ -10,8 +10,12 @@ from __future__ import annotations
 TCP_SHARE = 0.95
 
 
-def link_bytes(codec: str, elements: int, nodes: int, ratio: float = 0.01) -> float:
-    """Bytes of one direction of a node's link for an all-reduce of float32 `elements` over `nodes` nodes."""
+def link_bytes(codec: str, elements: int, nodes: int, ratio: float = 0.01, value: int = 4) -> float:
+    """Bytes of one direction of a node's link for an all-reduce of float32 `elements` over `nodes` nodes.
+
+    ratio: of top-k; value: bytes of a top-k value. Its position takes two more. Tables beside the numbers (scales of
+    int8, starts of top-k's tiles) are left out: 1 to 2 %.
+    """
     if nodes <= 1:
         return 0.0
     dense = 2 * (nodes - 1) / nodes
@@ -21,8 +25,8 @@ def link_bytes(codec: str, elements: int, nodes: int, ratio: float = 0.01) -> fl
         return 2 * elements * dense
     if codec == "int8":
         return elements * dense
-    if codec == "topk":  # an index and a value of 4 bytes each, from every other node
-        return 8 * ratio * elements * (nodes - 1)
+    if codec == "topk":  # from every other node
+        return (2 + value) * ratio * elements * (nodes - 1)
     raise ValueError(f"no formula for codec '{codec}'")
 
 

@@ -284,7 +284,8 @@ class Bench:
             codec = train_paths.PATHS[path][1]
             if compute is None or codec is None or not self.line:
                 continue
-            sizes = [train_floor.link_bytes(codec, n, self.nodes, self.args.ratio) for n in trace["elements"]]
+            value = 2 if self.args.settings.get("PACELINE_TOPK_FP16") == "1" else 4
+            sizes = [train_floor.link_bytes(codec, n, self.nodes, self.args.ratio, value) for n in trace["elements"]]
             if path == "none":
                 sizes = [0.0] * len(sizes)
             figures["predicted"] = sum(sizes)

@@ -1,0 +1,329 @@
+"""DDP training on CUDA through Paceline: parameters against plain DDP, float64 and the residuals' own books."""
+
+import contextlib
+import copy
+import os
+import random
+import time
+
+import torch
+import torch.distributed as dist
+from checks import check, run
+from gpu_world import DEVICE, RANK, SIZE, assert_same_bits, gather, settings
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline
+import paceline.torch
+from paceline._torch.ddp import attachment_of
+
+torch.use_deterministic_algorithms(True)
+STEPS = 12
+
+
+def network(seed=0, width=512):
+    torch.manual_seed(seed)
+    layers = [nn.Linear(64, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(width, 10)).to(DEVICE)
+
+
+def batch(step, rank=RANK, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(16, 64, generator=generator).to(DEVICE, dtype)
+
+
+def loss_of(model, data):
+    return (model(data) ** 2).mean()
+
+
+def wrap(model, process_group=None, **arguments):
+    """A DDP model over a process group of its own, so that the settings of this moment hold for it."""
+    group = process_group or dist.new_group()
+    return DistributedDataParallel(model, device_ids=[DEVICE.index], process_group=group, **arguments)
+
+
+def wrap_plain(model, **arguments):
+    os.environ["PACELINE_DISABLE"] = "1"
+    try:
+        return DistributedDataParallel(model, device_ids=[DEVICE.index], **arguments)
+    finally:
+        del os.environ["PACELINE_DISABLE"]
+
+
+def train(model, steps=STEPS, lr=0.1, start=0):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    for step in range(start, start + steps):
+        optimizer.zero_grad()
+        loss_of(model, batch(step)).backward()
+        optimizer.step()
+    return model
+
+
+def assert_equal(one, other):
+    for (name, a), b in zip(one.named_parameters(), other.parameters()):
+        assert torch.equal(a, b), (name, (a - b).abs().max().item())
+
+
+def assert_all_ranks_equal(model):
+    for name, parameter in model.named_parameters():
+        assert_same_bits(parameter, name)
+
+
+@check
+def the_model_travels_through_paceline():
+    model = wrap(network())
+    attachment = attachment_of(model)
+    before = attachment.endpoint.communicator.stats()
+    train(model, 3)
+    after = attachment.endpoint.communicator.stats()
+    size = sum(p.numel() * 4 for p in model.parameters())
+    assert after["operations"] - before["operations"] >= 3
+    sent = after["wire_bytes"] - before["wire_bytes"]
+    wanted = 3 * size * 2 * (SIZE - 1) / SIZE
+    assert abs(sent / wanted - 1) < 0.03, (sent, wanted)
+
+
+@check
+def exact_equals_plain_ddp_bit_by_bit():
+    """Two ranks add two numbers: there is one order."""
+    for arguments in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}):
+        ours, plain = wrap(network(), **arguments), wrap_plain(network(), **arguments)
+        train(ours)
+        train(plain)
+        assert_all_ranks_equal(ours)
+        if SIZE == 2:
+            assert_equal(ours.module, plain.module)
+
+
+@check
+def exact_and_16_bits_follow_float64():
+    reference = network().double()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for rank in range(SIZE):
+            (loss_of(reference, batch(step, rank, torch.float64)) / SIZE).backward()
+        optimizer.step()
+    moved = [(a.double() - b).norm() for a, b in zip(network().parameters(), reference.parameters())]
+    for codec, bound in (("none", 1e-5), ("fp16", 2e-3), ("bf16", 2e-2)):
+        with settings(codec=codec):
+            model = train(wrap(network()))
+        assert_all_ranks_equal(model)
+        for (name, p), q, way in zip(model.module.named_parameters(), reference.parameters(), moved):
+            error = (p.double() - q).norm() / way
+            assert error < bound, (codec, name, error.item())
+
+
+def replay(codec, **chosen):
+    """A copy of the model is trained by what the residuals say was sent: both must stay equal, bit by bit."""
+    with settings(codec=codec, **chosen):
+        model = wrap(network())
+        attachment = attachment_of(model)
+        copy_ = network()
+        mine = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        theirs = torch.optim.SGD(copy_.parameters(), lr=0.1, momentum=0.9)
+        old = {name: torch.zeros(p.shape) for name, p in model.module.named_parameters()}
+        for step in range(STEPS):
+            mine.zero_grad()
+            theirs.zero_grad()
+            loss_of(model, batch(step)).backward()
+            loss_of(copy_, batch(step)).backward()
+            mine.step()
+            new = paceline.torch.residual_state_dict(model)["residuals"]
+            for name, p in copy_.named_parameters():
+                v = (p.grad.cpu().double() / SIZE + old[name].double()).float()
+                parts = gather(v - new[name])
+                total = parts[0].clone()
+                for part in parts[1:]:
+                    total += part
+                p.grad.copy_(total)
+            theirs.step()
+            old = new
+            assert_equal(model.module, copy_)
+        assert_all_ranks_equal(model)
+        assert any(r.abs().sum() > 0 for r in old.values()), "no residual was kept"
+        assert attachment.endpoint.codec == codec
+
+
+@check
+def top_k_equals_its_replay():
+    if SIZE == 2:
+        replay("topk", topk_ratio=0.02, topk_threshold=0)
+        replay("topk", topk_ratio=0.02, topk_threshold=0, topk_fp16=1)
+
+
+@check
+def int8_equals_its_replay():
+    if SIZE == 2:
+        replay("int8")
+
+
+@check
+def accumulation_without_communication():
+    ours, plain = wrap(network()), wrap_plain(network())
+    for model in (ours, plain):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(9):
+            with model.no_sync() if step % 3 != 2 else contextlib.nullcontext():
+                loss_of(model, batch(step)).backward()
+            if step % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert_all_ranks_equal(ours)
+    if SIZE == 2:
+        assert_equal(ours.module, plain.module)
+
+
+@check
+def communication_in_every_backward_and_one_step():
+    model = wrap(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        loss_of(model, batch(step)).backward()
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_all_ranks_equal(model)
+
+
+@check
+def uneven_inputs():
+    model = wrap(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for divide in (True, False):
+        with model.join(divide_by_initial_world_size=divide):
+            for step in range(3 + RANK):
+                optimizer.zero_grad()
+                loss_of(model, batch(step)).backward()
+                optimizer.step()
+        assert_all_ranks_equal(model)
+
+
+@check
+def two_models_in_turn():
+    group = dist.new_group()
+    one, two = wrap(network(1), group), wrap(network(2, 256), group)
+    optimizers = [torch.optim.Adam(m.parameters(), lr=1e-3) for m in (one, two)]
+    for step in range(5):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss_of(one, batch(step)).backward()
+        loss_of(two, batch(step)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_all_ranks_equal(one)
+    assert_all_ranks_equal(two)
+
+
+@check
+def models_of_16_and_64_bits():
+    for dtype in (torch.bfloat16, torch.float64):
+        model = wrap(network().to(dtype))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(model, batch(step, dtype=dtype)).backward()
+            optimizer.step()
+        assert_all_ranks_equal(model)
+
+
+@check
+def a_loss_scale_that_overflows_takes_the_residuals_back():
+    if SIZE != 2:
+        return
+    for codec in ("topk", "int8"):
+        with settings(codec=codec, topk_threshold=0, topk_ratio=0.02):
+            model = wrap(network())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
+            for step in range(4):
+                optimizer.zero_grad()
+                scaler.scale(loss_of(model, batch(step))).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            before = copy.deepcopy(paceline.torch.residual_state_dict(model)["residuals"])
+            parameters = [p.clone() for p in model.parameters()]
+            optimizer.zero_grad()
+            bad = batch(9)
+            if RANK == 1:
+                bad[3, 3] = float("inf")
+            scaler.scale(loss_of(model, bad)).backward()
+            scaler.step(optimizer)
+            for was, now in zip(parameters, model.parameters()):
+                assert torch.equal(was, now)
+            held = paceline.torch.residual_state_dict(model)["residuals"]
+            for name, was in before.items():
+                assert torch.equal(held[name], was), (codec, name)
+            scaler.update()
+            assert scaler.get_scale() == 2.0**9
+            for name, now in paceline.torch.residual_state_dict(model)["residuals"].items():
+                assert torch.equal(now, before[name] * 0.5), (codec, name)
+            assert_all_ranks_equal(model)
+
+
+@check
+def two_thousand_steps_with_delays():
+    """Random sleeps in the hooks: no order of events may hang, and the ranks end with the same bits."""
+    model = wrap(network(width=64), bucket_cap_mb=0.01)
+    attachment = attachment_of(model)
+    original, source = attachment.all_reduce, random.Random(RANK)
+
+    def delayed(bucket):
+        if source.random() < 0.15:
+            time.sleep(source.random() * 0.003)
+        return original(bucket)
+
+    attachment.all_reduce = delayed
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = [batch(i) for i in range(20)]
+    for step in range(2000):
+        optimizer.zero_grad()
+        loss_of(model, data[step % 20]).backward()
+        if source.random() < 0.02:
+            torch.cuda.synchronize()
+        optimizer.step()
+    assert_all_ranks_equal(model)
+
+
+@check
+def what_the_wait_before_the_step_costs():
+    """Printed, not judged: seconds in the step's hook, and of a step, for the same model."""
+    from paceline._torch import cuda_steps
+
+    model = wrap(network(width=2048))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    waited, original = [0.0], cuda_steps.CudaSteps.arrive
+
+    def timed(self):
+        started = time.perf_counter()
+        original(self)
+        waited[0] += time.perf_counter() - started
+
+    cuda_steps.CudaSteps.arrive = timed
+    try:
+        for step in range(25):
+            if step == 5:
+                torch.cuda.synchronize()
+                waited[0], begin = 0.0, time.perf_counter()
+            optimizer.zero_grad()
+            loss_of(model, batch(step)).backward()
+            optimizer.step()
+        torch.cuda.synchronize()
+        print(f"waited {waited[0] / 20 * 1e3:.2f} ms of {(time.perf_counter() - begin) / 20 * 1e3:.2f} ms a step")
+    finally:
+        cuda_steps.CudaSteps.arrive = original
+
+
+@check
+def ended_and_made_again():
+    for turn in range(3):
+        dist.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(network(turn), device_ids=[DEVICE.index])
+        attachment_of(model)
+        train(model, 3)
+        assert_all_ranks_equal(model)
+
+
+run()

@@ -1,0 +1,40 @@
+"""Tests that need a GPU, a built tree and network namespaces; under REQUIRE=cuda what would be skipped fails."""
+
+import os
+import subprocess
+
+import pytest
+from lab_launch import PROGRAM
+
+
+def _why_not():
+    import torch
+
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device here"
+    if not PROGRAM.exists():
+        return f"{PROGRAM} is not built: ./dev build"
+    if os.geteuid() != 0 or subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode:
+        return "this machine lets nobody here make network namespaces (root is needed)"
+    return ""
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "anywhere: needs no GPU")
+
+
+def pytest_collection_modifyitems(items):
+    reason = None
+    for item in items:
+        if item.get_closest_marker("anywhere") is not None:
+            continue
+        reason = _why_not() if reason is None else reason
+        if reason and os.environ.get("REQUIRE") != "cuda":
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def gpu_is_there(request):
+    if os.environ.get("REQUIRE") == "cuda" and request.node.get_closest_marker("anywhere") is None:
+        reason = _why_not()
+        assert not reason, f"REQUIRE=cuda: {reason}"

@@ -1,0 +1,61 @@
+"""Ranks that train on a GPU and meet a fault: which one is the first argument. Survivors write what they saw."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+from gpu_world import DEVICE, RANK
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+REPORT = os.environ["CHECKS_REPORT"]
+VICTIM = 1
+
+
+def note(**facts):
+    with open(f"{REPORT}.{RANK}", "w") as report:
+        json.dump(facts, report)
+
+
+def fail_now(which):
+    note(at=time.monotonic())
+    if which == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif which == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif which == "raises":
+        raise ValueError("their own bug")
+
+
+def main():
+    which, where = sys.argv[1:3]
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(512, 2048), nn.Tanh(), nn.Linear(2048, 2048), nn.Tanh(), nn.Linear(2048, 16))
+    model = DistributedDataParallel(net.to(DEVICE), device_ids=[DEVICE.index])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(1_000_000):
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.zero_grad()
+        data = torch.randn(8, 512, device=DEVICE)
+        try:
+            loss = (model(data) ** 2).mean()
+            if RANK == VICTIM and step == 20 and where == "before":
+                fail_now(which)
+            loss.backward()
+            if RANK == VICTIM and step == 20 and where == "after":
+                fail_now(which)
+            optimizer.step()
+        except ValueError:
+            raise
+        except BaseException as error:
+            seen = time.monotonic()
+            same = all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+            kinds = [kind.__name__ for kind in type(error).__mro__]
+            note(kind=type(error).__name__, kinds=kinds, text=str(error), at=seen, unchanged=same, step=step)
+            raise  # the process must be able to end by itself
+
+
+main()

@@ -1,0 +1,88 @@
+"""A rank on the lab: device 0 (or this rank's), Gloo for what torch itself exchanges, helpers that all checks need."""
+
+import contextlib
+import os
+
+import torch
+import torch.distributed as dist
+
+import paceline.torch  # noqa: F401
+from paceline import _cuda
+from paceline import communicator as core
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+DEVICE = torch.device("cuda", RANK % torch.cuda.device_count())
+torch.cuda.set_device(DEVICE)
+dist.init_process_group("gloo")
+_serial = [0]
+
+
+def settings(**values):
+    """PACELINE_* settings for what is made inside."""
+
+    @contextlib.contextmanager
+    def apply():
+        names = {f"PACELINE_{name.upper()}": str(value) for name, value in values.items()}
+        before = {name: os.environ.get(name) for name in names}
+        os.environ.update(names)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+    return apply()
+
+
+@contextlib.contextmanager
+def cuda_communicator(reserve=0, **chosen):
+    """A CudaCommunicator over all ranks, with settings, closed at the end."""
+    from paceline._torch.stores import TorchStore
+
+    _serial[0] += 1
+    with settings(**chosen):
+        store = TorchStore(dist.distributed_c10d._get_default_store())
+        below = core.Communicator(rank=RANK, size=SIZE, store=store, prefix=f"gpu-test/{_serial[0]}")
+        made = _cuda.CudaCommunicator(below, DEVICE.index)
+    if reserve:
+        made.reserve(reserve, reserve)
+    try:
+        yield made
+        made.wait_arrival()
+        torch.cuda.synchronize()
+    finally:
+        made.close()
+
+
+def normal(rank, count, salt=0, dtype=torch.float32):
+    """What `rank` contributes: the same wherever it is worked out."""
+    generator = torch.Generator().manual_seed(7919 * salt + rank)
+    return torch.randn(count, generator=generator).to(dtype)
+
+
+def reduce(made, data, **arguments):
+    """All-reduces `data` in place and returns it once the current stream may use it."""
+    stream = torch.cuda.current_stream(DEVICE).cuda_stream
+    name = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}[data.dtype]
+    op = made.all_reduce(data.data_ptr(), data.numel(), _cuda.DTYPES[name], stream, name=b"test", **arguments)
+    made.join(op, stream)
+    return data
+
+
+def assert_same_bits(tensor, what=""):
+    """All ranks hold the same bits."""
+    mine = tensor.detach().cpu().contiguous().view(torch.uint8)
+    first = mine.clone()
+    dist.broadcast(first, 0)
+    different = int((mine != first).sum())
+    words = torch.tensor([different])
+    dist.all_reduce(words)
+    assert words.item() == 0, f"{what}: {words.item()} bytes differ from rank 0's"
+
+
+def gather(tensor):
+    """Every rank's tensor, on the CPU."""
+    mine = tensor.detach().cpu().contiguous()
+    parts = [torch.empty_like(mine) for _ in range(SIZE)]
+    dist.all_gather(parts, mine)
+    return parts

@@ -1,0 +1,24 @@
+"""All-reduce of CUDA tensors over namespaces as nodes, one rank each, sharing the GPUs of this machine."""
+
+import pytest
+from lab_launch import LabSuite, names_of
+
+NAMES = names_of("checks_all_reduce.py")
+two = LabSuite("checks_all_reduce.py", 2, timeout=120)
+lanes = LabSuite("checks_all_reduce.py", 2, timeout=120, PACELINE_LANES="4", CUDA_DEVICE_MAX_CONNECTIONS="1")
+three = LabSuite("checks_all_reduce.py", 3, timeout=120)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_nodes(name):
+    two.expect(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_nodes_four_lanes_one_hardware_queue(name):
+    lanes.expect(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_three_nodes(name):
+    three.expect(name)

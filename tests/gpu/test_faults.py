@@ -1,0 +1,41 @@
+"""Faults during training on GPUs: every survivor raises an error that names the rank, soon, and no parameter moves."""
+
+import pytest
+from lab_launch import LabRun
+
+
+def survivors(which, where, nodes, timeout=60, **extra):
+    done = LabRun("faulty_gpu.py", nodes, [which, where], timeout=timeout, grace="10s", **extra)
+    assert not done.hung, done.everything()
+    others = [report for rank, report in enumerate(done.reports) if rank != 1]
+    for report in others:
+        assert "kind" in report, done.everything()
+        assert "PacelineError" in report["kinds"], report
+        assert report["unchanged"], "parameters changed after the fault"
+    return others, done.reports[1], done.everything()
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_killed_rank_is_named_within_two_seconds(nodes, where):
+    others, victim, everything = survivors("killed", where, nodes)
+    for report in others:
+        assert report["kind"] == "PeerLostError", everything
+        assert "rank 1" in report["text"], report["text"]
+        assert report["at"] - victim["at"] < 2.0, report["at"] - victim["at"]
+
+
+def test_a_stopped_rank_is_named_at_the_deadline():
+    others, victim, everything = survivors("stopped", "before", 2, PACELINE_TIMEOUT="5")
+    for report in others:
+        assert report["kind"] in ("TimeoutError", "PeerLostError"), everything
+        assert "rank 1" in report["text"], report["text"]
+        assert report["at"] - victim["at"] < 7.0, report["at"] - victim["at"]
+
+
+def test_an_exception_elsewhere_is_told():
+    others, victim, everything = survivors("raises", "after", 2)
+    for report in others:
+        assert report["kind"] in ("AbortedError", "PeerLostError"), everything
+        assert "rank 1" in report["text"], report["text"]
+        assert report["at"] - victim["at"] < 5.0

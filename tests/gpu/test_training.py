@@ -1,0 +1,27 @@
+"""DDP training over namespaces as nodes, one rank each, sharing the GPUs of this machine."""
+
+import pytest
+from lab_launch import LabSuite, names_of
+
+NAMES = names_of("checks_training.py")
+DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+two = LabSuite("checks_training.py", 2, timeout=170, **DETERMINISTIC)
+lanes = LabSuite(
+    "checks_training.py", 2, timeout=170, PACELINE_LANES="4", CUDA_DEVICE_MAX_CONNECTIONS="1", **DETERMINISTIC
+)
+three = LabSuite("checks_training.py", 3, timeout=170, **DETERMINISTIC)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_nodes(name):
+    two.expect(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_nodes_four_lanes_one_hardware_queue(name):
+    lanes.expect(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_three_nodes(name):
+    three.expect(name)

@@ -1,0 +1,379 @@
+"""The face for CUDA models where there is no GPU: which way is chosen and what is said, the C ABI's layouts, steps."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import ROOT, Launch
+from torch import nn
+
+import paceline
+import paceline.torch
+from paceline import _cuda
+from paceline._torch import amp, buckets, cuda_steps
+from paceline.errors import InvalidArgumentError, PeerLostError
+
+HEADER = ROOT / "include" / "paceline" / "cuda.h"
+HAS_GPU = torch.cuda.is_available()
+STRUCTS = {
+    "paceline_cuda_options": _cuda.CudaOptions,
+    "paceline_cuda_args": _cuda.CudaArgs,
+    "paceline_cuda_stats": _cuda.CudaStats,
+}
+
+# --- which way ------------------------------------------------------------------------------------------------------
+
+
+def choose(folder=None, nodes="two", **extra):
+    """Two ranks of two nodes (or one) ask; returns (lines of rank 0, everything)."""
+    if nodes == "two":
+        extra["CHECKS_NODES"] = "1"
+    if folder is not None:
+        extra["PACELINE_LIBRARY"] = str(folder / "libpaceline.so")
+    done = Launch("checks_cuda_choice.py", 2, timeout=60, **extra).end()
+    assert not done.hung, done.everything()
+    for report in done.reports:
+        assert report == {"the_choice": "ok", "it_ends_in_order": "ok"}, done.everything()
+    return [line for line in done.logs[0].splitlines() if line.startswith("paceline: ")], done
+
+
+def built(name):
+    found = [p for p in (ROOT / "build" / "lib" / name,) if p.exists()]
+    if not found:
+        pytest.skip(f"{name} is not built")
+    return found[0]
+
+
+@pytest.fixture
+def without_cuda_library(tmp_path):
+    """A folder with libpaceline.so alone."""
+    shutil.copy(built("libpaceline.so"), tmp_path)
+    return tmp_path
+
+
+def test_one_node_keeps_nccl_and_says_so():
+    lines, _ = choose(nodes="one")
+    assert len([line for line in lines if "share one node" in line]) == 1, lines
+
+
+def test_the_setting_keeps_torch():
+    lines, _ = choose(PACELINE_CUDA_PATH="torch")
+    assert any("PACELINE_CUDA_PATH=torch" in line for line in lines), lines
+
+
+def test_a_missing_library_is_named(without_cuda_library):
+    lines, _ = choose(without_cuda_library)
+    said = [line for line in lines if _cuda.NAME in line]
+    assert len(said) == 1 and "keeps torch's own all-reduce" in said[0] and "./dev build" in said[0], lines
+
+
+def test_a_library_of_another_version_is_named(without_cuda_library, tmp_path):
+    source = tmp_path / "other.c"
+    source.write_text("int nothing(void) { return 0; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / _cuda.NAME), str(source)], check=True, timeout=60)
+    lines, _ = choose(without_cuda_library)
+    assert any("another version" in line for line in lines), lines
+
+
+def test_asked_for_it_is_an_error_on_all_ranks(without_cuda_library):
+    _, done = choose(without_cuda_library, PACELINE_CUDA_PATH="paceline")
+    for log in done.logs:
+        assert _cuda.NAME in log, log
+
+
+def test_without_a_visible_device_the_reason_is_said():
+    built(_cuda.NAME)
+    lines, _ = choose(CUDA_VISIBLE_DEVICES="")
+    said = [line for line in lines if "keeps torch's own all-reduce" in line]
+    assert len(said) == 1, lines
+    assert re.search(r"driver|device|libcuda", said[0]), said
+
+
+def test_missing_is_a_sentence():
+    if not HAS_GPU:
+        assert len(_cuda.missing()) > 10
+
+
+# --- the C ABI --------------------------------------------------------------------------------------------------------
+
+
+def test_structs_are_laid_out_as_in_the_header(tmp_path):
+    lines = []
+    for name, kind in STRUCTS.items():
+        lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
+        fields = [field for field, _ in kind._fields_]
+        lines += [f'printf("{name}.{f} %zu %zu\\n", offsetof({name}, {f}), sizeof((({name}*)0)->{f}));' for f in fields]
+    source = tmp_path / "layout.c"
+    body = "\n".join(lines)
+    source.write_text(f"#include <paceline/cuda.h>\n#include <stdio.h>\nint main(void) {{\n{body}\nreturn 0;\n}}\n")
+    program = tmp_path / "layout"
+    subprocess.run(["cc", "-I", str(ROOT / "include"), "-o", str(program), str(source)], check=True, timeout=60)
+    out = subprocess.run([str(program)], capture_output=True, text=True, check=True, timeout=20).stdout
+    found = {line.split()[0]: [int(n) for n in line.split()[1:]] for line in out.splitlines()}
+    for name, kind in STRUCTS.items():
+        assert found[name] == [ctypes.sizeof(kind)], name
+        for field, _ in kind._fields_:
+            place = getattr(kind, field)
+            assert found[f"{name}.{field}"] == [place.offset, place.size], f"{name}.{field}"
+
+
+def test_every_member_and_function_of_the_header_is_declared():
+    text = HEADER.read_text()
+    for name, kind in STRUCTS.items():
+        body = re.search(r"typedef struct " + name + r" \{(.*?)\} " + name, text, re.S).group(1)
+        body = re.sub(r"/\*.*?\*/", "", body, flags=re.S)
+        members = [m for line in body.split(";") for m in re.findall(r"(\w+)(?=\s*(?:,|$))", line.strip())]
+        assert members == [field for field, _ in kind._fields_], name
+    assert set(re.findall(r"\b(paceline_cuda_\w+)\(", text)) == set(_cuda.PROTOTYPES)
+
+
+def test_a_built_library_has_every_function():
+    library = ctypes.CDLL(str(built(_cuda.NAME)))
+    for name in _cuda.PROTOTYPES:
+        assert hasattr(library, name), name
+
+
+# --- buckets ----------------------------------------------------------------------------------------------------------
+
+GRADIENTS = st.lists(st.integers(1, 10**6).map(lambda n: 4 * n), min_size=1, max_size=200)
+
+
+@given(GRADIENTS, st.integers(1, 10**6))
+def test_buckets_hold_every_gradient_and_end_small(sizes, cap):
+    last = max(1, cap // 8)
+    caps = buckets.plan(sizes, cap, last)
+    assert sum(caps) == sum(sizes) and all(caps)
+    ends, total = set(), 0
+    for size in sizes:
+        total += size
+        ends.add(total)
+    total = 0
+    for size in caps:
+        total += size
+        assert total in ends, "a bucket ends inside a gradient"
+    assert caps[-1] <= max(last, sizes[-1]), "what is ready last is small, as far as gradients allow"
+
+
+def seen_buckets(model, **arguments):
+    """Bytes of the buckets of the third backward pass, as DDP makes them on one rank."""
+    import torch.distributed as dist
+
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        ddp = nn.parallel.DistributedDataParallel(model, **arguments)
+        sizes = []
+
+        def hook(_state, bucket):
+            sizes.append(bucket.buffer().numel() * bucket.buffer().element_size())
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        ddp.register_comm_hook(None, hook)
+        for _ in range(3):
+            sizes.clear()
+            ddp(torch.ones(1, 64)).sum().backward()
+        return sizes
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("find_unused", [False, True])
+def test_ddp_makes_the_buckets_that_were_planned(monkeypatch, find_unused):
+    monkeypatch.setattr(buckets, "_LEAST", 1 << 16)
+    monkeypatch.setattr(buckets, "_LAST", 1 << 14)
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(40)])
+    sizes = buckets.ready_order(model)
+    given_ = {"module": model, "find_unused_parameters": find_unused}
+    chosen = buckets.for_cuda(given_)
+    planned = buckets.plan(sizes, 1 << 16, 1 << 14)
+    # DDP sees a layer's bias ready before its weight: ends differ by one gradient at most.
+    made = seen_buckets(model, find_unused_parameters=find_unused, **chosen)
+    assert len(made) == len(planned) > 5, (made, planned)
+    assert made[-1] <= (1 << 14) + max(sizes) and made[-2] <= (1 << 15) + max(sizes), made
+
+
+def test_the_setting_sets_the_bucket(monkeypatch):
+    model = nn.Linear(64, 64)
+    monkeypatch.setenv("PACELINE_FUSION_THRESHOLD", "0")
+    assert buckets.for_cuda({"module": model}) == {"bucket_cap_mb": 1 / buckets.MIB}
+    monkeypatch.setenv("PACELINE_FUSION_THRESHOLD", "4096")
+    chosen = buckets.for_cuda({"module": model})["bucket_cap_mb_list"]
+    assert sum(chosen) * buckets.MIB == 65 * 64 * 4
+
+
+# --- the step ---------------------------------------------------------------------------------------------------------
+
+
+class FakeCommunicator:
+    """Writes down what is asked of it."""
+
+    closed = False
+
+    def __init__(self):
+        self.calls = []
+        self.finite = True
+        self.error = None
+
+    def wait_arrival(self):
+        self.calls.append("wait")
+        if self.error is not None:
+            raise self.error
+        return self.finite
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.calls.append(name.removesuffix("_residuals"))
+
+    def said(self):
+        calls, self.calls[:] = list(self.calls), []
+        return calls
+
+
+class FakeEndpoint:
+    process_group = None
+    device = torch.device("cpu")
+
+    def __init__(self, momentum=0.0, enabled=True):
+        self.communicator = FakeCommunicator()
+        self.momentum = momentum
+        self.steps = cuda_steps.CudaSteps(self, enabled)
+
+
+@pytest.fixture
+def endpoint():
+    made = FakeEndpoint()
+    yield made
+    made.steps.forget()
+
+
+def backward(endpoint, buckets_=3):
+    for index in range(buckets_):
+        endpoint.steps.submitted(index == 0, "model")
+
+
+def optimizer_of(endpoint, kind=torch.optim.SGD, **arguments):
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    endpoint.steps.parameters.add(id(parameter))
+    return kind([parameter], lr=0.1, **arguments)
+
+
+def test_a_step_waits_for_arrival_first_and_keeps_the_residuals_after(endpoint):
+    optimizer = optimizer_of(endpoint)
+    for _ in range(2):
+        backward(endpoint)
+        assert endpoint.communicator.said() == []
+        optimizer.step()
+        assert endpoint.communicator.said() == ["wait", "commit"]
+    optimizer.step()
+    assert endpoint.communicator.said() == []
+
+
+def test_any_optimizer_waits_but_only_the_models_own_ends_the_step(endpoint):
+    stranger = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    backward(endpoint)
+    stranger.step()
+    assert endpoint.communicator.said() == ["wait"]
+    optimizer_of(endpoint).step()
+    assert endpoint.communicator.said() == ["commit"]
+
+
+def test_a_fault_keeps_the_parameters(endpoint):
+    optimizer = optimizer_of(endpoint)
+    backward(endpoint)
+    endpoint.communicator.error = PeerLostError("rank 1 is gone")
+    with pytest.raises(PeerLostError):
+        optimizer.step()
+    assert torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
+
+
+def test_without_an_optimizer_the_next_pass_waits(endpoint):
+    backward(endpoint)
+    assert endpoint.communicator.said() == []
+    backward(endpoint)
+    assert endpoint.communicator.said() == ["wait", "commit"]
+
+
+def test_not_finite_takes_the_residuals_back(endpoint):
+    optimizer = optimizer_of(endpoint)
+    backward(endpoint)
+    endpoint.communicator.finite = False
+    optimizer.step()
+    assert endpoint.communicator.said() == ["wait", "rollback"]
+
+
+def test_a_step_that_the_scaler_skips_takes_the_residuals_back(endpoint):
+    """The scaler calls no optimizer then: arrival is waited for all the same."""
+    backward(endpoint)
+    for steps in amp.ResidualSteps.every():
+        steps.rollback()
+    assert endpoint.communicator.said() == ["wait", "rollback"]
+    backward(endpoint)
+    endpoint.steps.scale(0.5)
+    assert endpoint.communicator.said() == ["wait", "commit", "scale"]
+
+
+def test_a_refused_operation_is_not_waited_for(endpoint):
+    endpoint.steps.submitted(True, "model")
+    endpoint.steps.not_submitted()
+    endpoint.steps.arrive()
+    assert endpoint.communicator.said() == []
+
+
+def test_without_residuals_only_the_wait_is_left():
+    endpoint = FakeEndpoint(enabled=False)
+    backward(endpoint)
+    optimizer_of(endpoint).step()
+    assert endpoint.communicator.said() == ["wait"]
+    endpoint.steps.forget()
+
+
+def test_momentum_twice_is_refused():
+    endpoint = FakeEndpoint(momentum=0.9)
+    with pytest.raises(InvalidArgumentError, match=r"PACELINE_TOPK_MOMENTUM=0.9.*SGD.*momentum=0"):
+        optimizer_of(endpoint, momentum=0.9).step()
+    optimizer_of(endpoint).step()
+    endpoint.steps.forget()
+
+
+def test_an_endpoint_that_is_gone_is_forgotten():
+    endpoint = FakeEndpoint()
+    steps = weakref.ref(endpoint.steps)
+    del endpoint
+    import gc
+
+    gc.collect()
+    assert steps() is None
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1).step()
+
+
+def test_the_communicator_is_closed_after_what_was_built_on_it(tmp_path):
+    """before_close() actions run first, in reverse order, once."""
+    code = (
+        "import paceline\n"
+        "c = paceline.Communicator(rank=0, size=1)\n"
+        "seen = []\n"
+        "c.before_close(lambda: seen.append(('first', c.closed)))\n"
+        "c.before_close(lambda: seen.append(('second', c.closed)))\n"
+        "c.close(); c.close()\n"
+        "print(seen)\n"
+    )
+    import sys
+
+    from support import environment
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == "[('second', False), ('first', False)]", done.stderr
+
+
+assert Path(HEADER).exists() and paceline.torch is not None
