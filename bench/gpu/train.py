@@ -141,7 +141,7 @@ def arguments():
     parser.add_argument("--slots", type=int, default=2, help="GPUs on each node")
     parser.add_argument("--rate", default="25gbit", help="of each node's link, both directions")
     parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL", help="in order of importance")
-    parser.add_argument("--paths", nargs="+", default=list(PATHS), choices=PATHS)
+    parser.add_argument("--paths", nargs="+", default=list(PATHS), choices=[*PATHS, "fp16-nowait"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--limit", type=float, default=520, help="seconds in all")
     parser.add_argument("--ratio", type=float, default=0.01, help="of top-k, for the floor")

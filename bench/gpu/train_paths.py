@@ -20,8 +20,9 @@ PATHS = {
     "fp16": ("Paceline fp16", "fp16"),
     "int8": ("Paceline int8", "int8"),
     "topk": ("Paceline top-k 1 %", "topk"),
+    "fp16-nowait": ("Paceline fp16, no wait before the step: what the wait costs", "fp16"),
 }
-OURS = ("exact", "fp16", "int8", "topk")
+OURS = ("exact", "fp16", "int8", "topk", "fp16-nowait")
 
 
 @contextlib.contextmanager
@@ -62,7 +63,10 @@ def _ddp(module, device, group, **arguments):
 def make(path, module, device, group, settings):
     """The model wrapped for a path."""
     if path in OURS:
-        return wrap_ours(module, device, path, settings)
+        model = wrap_ours(module, device, path.split("-")[0], settings)
+        if path.endswith("-nowait"):
+            _do_not_wait(model)
+        return model
     model = wrap_plain(module, device, group)
     if path == "none":
         model.register_comm_hook(None, debugging_hooks.noop_hook)
@@ -72,6 +76,15 @@ def make(path, module, device, group, settings):
         state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=3)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return model
+
+
+def _do_not_wait(model):
+    """Faults could then change parameters: for measuring only."""
+    from paceline._torch import ddp
+    from paceline.errors import UnsupportedError
+
+    with contextlib.suppress(UnsupportedError):  # keeps torch's own all-reduce
+        ddp.attachment_of(model).endpoint.steps.before_step = lambda optimizer: None
 
 
 class ReadyTrace:
