@@ -49,7 +49,7 @@ Result<Module> load_image(const Api& api, const Image& image, Device device) {
       Code::kUnsupported,
       fmt::format("no device code for compute capability {}.{} (device {}): it needs 8.0 or "
                   "later, and a driver that knows this library's PTX ({}); "
-                  "cuda_path=off keeps gradients on the host's path",
+                  "PACELINE_CUDA_PATH=torch keeps torch's own all-reduce",
                   major, minor, device, failed(api, result, image.source).message()));
 }
 
