@@ -63,6 +63,7 @@ struct Api {
   CudaResult (*stream_destroy)(Stream stream) = nullptr;
   CudaResult (*stream_query)(Stream stream) = nullptr;
   CudaResult (*stream_synchronize)(Stream stream) = nullptr;
+  CudaResult (*stream_is_capturing)(Stream stream, int* status) = nullptr;
   CudaResult (*stream_wait_event)(Stream stream, Event event, unsigned flags) = nullptr;
   CudaResult (*stream_wait_value32)(Stream stream, DevicePtr address, uint32_t value,
                                     unsigned flags) = nullptr;

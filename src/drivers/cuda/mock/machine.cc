@@ -1,0 +1,188 @@
+#include "drivers/cuda/mock/machine.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <stdexcept>
+
+#include "drivers/cuda/mock/state.h"
+
+namespace paceline::drivers::cuda {
+namespace {
+
+// How often heads that wait for a flag are looked at: nobody tells a device that host memory has changed.
+constexpr auto kLook = std::chrono::microseconds(50);
+
+}  // namespace
+
+StreamTag* ContextTag::add_stream() {
+  auto stream = std::make_unique<StreamTag>();
+  stream->device = this;
+  const auto limit = static_cast<size_t>(options->hardware_queues);
+  if (limit == 0 || queues.size() < limit) {
+    stream->queue = queues.size();
+    queues.emplace_back();
+  } else {
+    stream->queue = streams.size() % limit;
+  }
+  streams.push_back(std::move(stream));
+  return streams.back().get();
+}
+
+void ContextTag::enqueue(mock::Item item) {
+  std::lock_guard lock(mutex);
+  ++item.stream->enqueued;
+  if (item.waits_for_value) ++counts.pending_waits;
+  queues[item.stream->queue].push_back(std::move(item));
+  changed.notify_all();
+}
+
+void ContextTag::work() {
+  std::unique_lock lock(mutex);
+  std::vector<size_t> runnable;
+  while (!stopping) {
+    runnable.clear();
+    if (lost == 0) {
+      for (size_t q = 0; q < queues.size(); ++q) {
+        if (!queues[q].empty() && (!queues[q].front().ready || queues[q].front().ready()))
+          runnable.push_back(q);
+      }
+    }
+    if (runnable.empty()) {
+      const bool any =
+          std::any_of(queues.begin(), queues.end(), [](auto& q) { return !q.empty(); });
+      if (any && lost == 0)
+        changed.wait_for(lock, kLook);
+      else
+        changed.wait(lock);
+      continue;
+    }
+    const size_t q = runnable[random() % runnable.size()];
+    const int pause = options->delays_us > 0 && random() % 4 == 0
+                          ? static_cast<int>(random() % static_cast<uint64_t>(options->delays_us))
+                          : 0;
+    // The head stays in its queue while it runs; deques keep references when others are appended, but queues may grow.
+    auto run = queues[q].front().run;
+    lock.unlock();
+    if (pause > 0) std::this_thread::sleep_for(std::chrono::microseconds(pause));
+    if (run) run();
+    lock.lock();
+    mock::Item item = std::move(queues[q].front());
+    queues[q].pop_front();
+    if (item.finish) item.finish();
+    if (item.waits_for_value) --counts.pending_waits;
+    ++item.stream->completed;
+    changed.notify_all();
+  }
+}
+
+namespace mock {
+namespace {
+
+std::atomic<Machine::State*> the_machine{nullptr};
+
+}  // namespace
+
+Machine::State* machine() { return the_machine.load(); }
+
+CudaResult Machine::State::enter(const char* function, ContextTag* device) {
+  {
+    std::lock_guard lock(mutex);
+    const int ordinal = device == nullptr ? -1 : device->ordinal;
+    ++calls[{function, ordinal}];
+    for (auto& f : faults) {
+      if (f.countdown > 0 && f.function == function && (f.device < 0 || f.device == ordinal) &&
+          --f.countdown == 0)
+        return f.error;
+    }
+  }
+  if (device == nullptr) return 0;
+  std::lock_guard lock(device->mutex);
+  return device->lost;
+}
+
+Machine::Machine(const Options& options) : state_(std::make_unique<State>()) {
+  state_->options = options;
+  for (int i = 0; i < options.devices; ++i) {
+    auto device = std::make_unique<ContextTag>();
+    device->ordinal = i;
+    device->options = &state_->options;
+    device->random.seed(options.seed * 1000003 + static_cast<uint64_t>(i));
+    device->legacy = device->add_stream();
+    device->thread = std::thread([d = device.get()] { d->work(); });
+    state_->devices.push_back(std::move(device));
+  }
+  Machine::State* none = nullptr;
+  if (!the_machine.compare_exchange_strong(none, state_.get()))
+    throw std::logic_error("one simulated machine at a time");
+}
+
+Machine::~Machine() {
+  for (auto& d : state_->devices) {
+    {
+      std::lock_guard lock(d->mutex);
+      d->stopping = true;
+      d->changed.notify_all();
+    }
+    d->thread.join();
+  }
+  the_machine.store(nullptr);
+  for (auto& d : state_->devices) {
+    for (auto& [address, bytes] : d->memory) std::free(reinterpret_cast<void*>(address));
+    for (auto& [address, bytes] : d->pinned) std::free(reinterpret_cast<void*>(address));
+  }
+}
+
+const Api& Machine::api() const { return functions(); }
+
+void Machine::add_kernel(const std::string& name, KernelBody body) {
+  std::lock_guard lock(state_->mutex);
+  state_->kernels[name].body = std::move(body);
+}
+
+void Machine::fail(const std::string& function, int nth, CudaResult error, int device) {
+  std::lock_guard lock(state_->mutex);
+  state_->faults.push_back({function, device, nth, error});
+}
+
+void Machine::lose(int device, CudaResult error) {
+  auto& d = *state_->devices[static_cast<size_t>(device)];
+  std::lock_guard lock(d.mutex);
+  d.lost = error;
+  d.changed.notify_all();
+}
+
+uint64_t Machine::calls(const std::string& function, int device) const {
+  std::lock_guard lock(state_->mutex);
+  uint64_t sum = 0;
+  for (const auto& [key, n] : state_->calls) {
+    if (key.first == function && (device < 0 || key.second == device)) sum += n;
+  }
+  return sum;
+}
+
+std::vector<std::string> Machine::called() const {
+  std::lock_guard lock(state_->mutex);
+  std::vector<std::string> names;
+  for (const auto& [key, n] : state_->calls) {
+    if (names.empty() || names.back() != key.first) names.push_back(key.first);
+  }
+  return names;
+}
+
+Machine::Counts Machine::counts(int device) const {
+  const auto& d = *state_->devices[static_cast<size_t>(device)];
+  std::lock_guard lock(d.mutex);
+  return d.counts;
+}
+
+void Machine::add_task(Stream stream, Task task) {
+  auto* device = stream->device;
+  Item item;
+  item.stream = stream;
+  item.ready = std::move(task.ready);
+  item.run = std::move(task.run);
+  device->enqueue(std::move(item));
+}
+
+}  // namespace mock
+}  // namespace paceline::drivers::cuda

@@ -1,0 +1,105 @@
+// A simulated machine with GPUs, for tests of host logic: behind the driver's table of functions.
+//
+// Device memory is host memory. Streams are queues that a thread per device works off; which of several heads that can
+// run goes first is random by seed. With `hardware_queues` = 1 all streams of a device share one queue in the order of
+// issue, as under CUDA_DEVICE_MAX_CONNECTIONS=1: an order that waits for itself hangs here as it does on a GPU.
+// stream_synchronize() and the like give up after `patience` with CUDA_ERROR_UNKNOWN, so that such a test ends.
+//
+// One machine at a time; its functions act on the current context's device (as CUDA's do), so that threads of one test
+// can be ranks with a device each. Faults: fail() makes a call return an error, lose() takes a device off the bus.
+// Memory, modules, streams and events made or freed while a wait for a value is pending are counted: on a GPU they may
+// wait for the device, and the wait for them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "drivers/cuda/api.h"
+
+namespace paceline::drivers::cuda::mock {
+
+struct Options {
+  int devices = 1;
+  int hardware_queues = 0;  ///< per device; 0: one per stream
+  uint64_t seed = 1;
+  /// Pauses of up to so many microseconds before some items, at random.
+  int delays_us = 0;
+  uint64_t memory = 1ULL << 30;  ///< bytes per device
+  int driver_version = 12040;
+  double patience_s = 20;
+};
+
+struct Grid {
+  unsigned grid_x = 1, grid_y = 1, grid_z = 1, block_x = 1, block_y = 1, block_z = 1;
+  unsigned shared_bytes = 0;
+};
+
+/// What a kernel's arguments are copied as, and what it does.
+struct KernelBody {
+  std::vector<size_t> argument_sizes;
+  std::function<void(const Grid&, void* const* arguments)> run;
+};
+
+/// A piece of work of another simulated library (NCCL) on a stream. `ready` may be asked often.
+struct Task {
+  std::function<bool()> ready;
+  std::function<void()> run;
+};
+
+class Machine {
+ public:
+  explicit Machine(const Options& options);
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+  ~Machine();
+
+  [[nodiscard]] const Api& api() const;
+
+  /// Every module has it from now on.
+  void add_kernel(const std::string& name, KernelBody body);
+  /// A kernel as a plain function: `void f(const Grid&, Arguments…)`.
+  template <class... Arguments>
+  void add_kernel(const std::string& name, void (*body)(const Grid&, Arguments...)) {
+    add_kernel(name, KernelBody{{sizeof(Arguments)...}, [body](const Grid& g, void* const* a) {
+                                  call(body, g, a, std::index_sequence_for<Arguments...>{});
+                                }});
+  }
+
+  /// The `nth` call (from 1, counted from now) of `function` ("mem_alloc", the table's name) gives `error`;
+  /// on `device`, or on any (-1).
+  void fail(const std::string& function, int nth, CudaResult error, int device = -1);
+  /// From now on every call on the device gives `error`, and its streams stand still.
+  void lose(int device, CudaResult error);
+  [[nodiscard]] uint64_t calls(const std::string& function, int device = -1) const;
+  /// The names of all functions that have been called.
+  [[nodiscard]] std::vector<std::string> called() const;
+
+  struct Counts {
+    uint64_t memory = 0;       ///< bytes of device memory in use
+    uint64_t pinned = 0;       ///< bytes of pinned memory in use
+    uint64_t allocations = 0;  ///< calls that took or gave back memory, modules, streams, events
+    uint64_t allocations_in_wait = 0;  ///< of these, while a wait for a value was pending
+    uint64_t pending_waits = 0;
+    uint64_t objects = 0;  ///< streams, events and modules that exist
+  };
+  [[nodiscard]] Counts counts(int device) const;
+  void add_task(Stream stream, Task task);
+
+  struct State;
+
+ private:
+  template <class... A, size_t... I>
+  static void call(void (*body)(const Grid&, A...), const Grid& g, void* const* a,
+                   std::index_sequence<I...>) {
+    body(g, *static_cast<std::remove_reference_t<A>*>(a[I])...);
+  }
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace paceline::drivers::cuda::mock

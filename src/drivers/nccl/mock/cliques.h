@@ -1,0 +1,40 @@
+// A simulated NCCL between threads of one process, on the simulated devices of drivers/cuda/mock.
+//
+// A collective (or a group of them) completes only when the kernels of all ranks have reached the head of their queues,
+// as NCCL's do on a GPU: two ranks that issue on one communicator in different orders, or behind a wait that the other's
+// kernel is needed for, hang. Sums are taken in rank order, in float32.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "drivers/cuda/mock/machine.h"
+#include "drivers/nccl/api.h"
+
+namespace paceline::drivers::nccl::mock {
+
+/// One at a time; the machine must outlive it.
+class Cliques {
+ public:
+  explicit Cliques(cuda::mock::Machine& machine);
+  Cliques(const Cliques&) = delete;
+  Cliques& operator=(const Cliques&) = delete;
+  ~Cliques();
+
+  [[nodiscard]] const Api& api() const;
+  /// The `nth` call (from 1, counted from now) of `function` ("all_gather", the table's name) in the process gives
+  /// `error`.
+  void fail(const std::string& function, int nth, NcclResult error);
+  [[nodiscard]] uint64_t calls(const std::string& function) const;
+  /// What ranks issued against each other's expectation; empty: nothing.
+  [[nodiscard]] std::string disagreement() const;
+  /// Communicators that were neither destroyed nor aborted.
+  [[nodiscard]] int open() const;
+
+  struct State;
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace paceline::drivers::nccl::mock

@@ -1,0 +1,174 @@
+// For tests: nodes with GPUs in one process. Ranks are threads with a simulated device each, real engines over a
+// loopback network, the real path between them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "capi/handle.h"
+#include "device/cpu/casts.h"
+#include "device/cuda/kernel_arguments.h"
+#include "device/cuda/reference.h"
+#include "drivers/cuda/mock/machine.h"
+#include "drivers/nccl/mock/cliques.h"
+#include "engine/loopback.h"
+#include "gpu/path.h"
+
+namespace paceline::gpu {
+
+/// The reference of every kernel, by the kernel's name.
+inline void add_reference_kernels(cu::mock::Machine& machine) {
+  static constexpr size_t kSizes[] = {
+#define PACELINE_ARGUMENT_SIZE(name, argument) sizeof(device::cuda::argument),
+      PACELINE_KERNELS(PACELINE_ARGUMENT_SIZE)
+#undef PACELINE_ARGUMENT_SIZE
+  };
+  size_t i = 0;
+  for (const auto& kernel : device::cuda::reference::kernels()) {
+    machine.add_kernel(kernel.name,
+                       {{kSizes[i++]}, [run = kernel.run](const auto&, void* const* a) {
+                          void* copy = a[0];
+                          run(&copy);
+                        }});
+  }
+}
+
+struct ClusterOptions {
+  int nodes = 2;
+  int local_size = 1;
+  cu::mock::Options machine;
+  double timeout_s = 20;
+};
+
+/// A loopback channel that its network may outlive.
+class Cluster {
+ public:
+  explicit Cluster(ClusterOptions options)
+      : options_(options),
+        machine_([&] {
+          auto m = options.machine;
+          m.devices = options.nodes * options.local_size;
+          return m;
+        }()),
+        cliques_(machine_),
+        network_(size()) {
+    add_reference_kernels(machine_);
+    for (Rank r = 0; r < size(); ++r) comms_.push_back(make_comm(r));
+    current_ = this;
+  }
+  ~Cluster() {
+    // Engines end without goodbyes: the test is over.
+    comms_.clear();
+    current_ = nullptr;
+  }
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
+
+  [[nodiscard]] Rank size() const { return options_.nodes * options_.local_size; }
+  cu::mock::Machine& machine() { return machine_; }
+  drivers::nccl::mock::Cliques& cliques() { return cliques_; }
+  engine::LoopbackNetwork& network() { return network_; }
+  paceline_comm* comm(Rank r) { return comms_[static_cast<size_t>(r)].get(); }
+
+  Drivers drivers() {
+    Drivers d;
+    d.cuda = &machine_.api();
+    d.nccl = [](const std::string&) -> Result<const nc::Api*> { return &current_->cliques_.api(); };
+    return d;
+  }
+  Result<std::unique_ptr<Path>> create(Rank r, PathOptions options = {}) {
+    options.device = r;
+    return Path::create(drivers(), comm(r), options);
+  }
+
+  /// Runs `body(rank)` in a thread per rank; a test that hangs fails after `seconds` and ends the program, for its
+  /// threads can't be stopped.
+  void run(const std::function<void(Rank)>& body, int seconds = 60) {
+    std::mutex mutex;
+    std::condition_variable done;
+    int left = size();
+    std::vector<std::thread> threads;
+    for (Rank r = 0; r < size(); ++r) {
+      threads.emplace_back([&, r] {
+        body(r);
+        std::lock_guard lock(mutex);
+        --left;
+        done.notify_all();
+      });
+    }
+    {
+      std::unique_lock lock(mutex);
+      if (!done.wait_for(lock, std::chrono::seconds(seconds), [&] { return left == 0; })) {
+        std::fprintf(stderr, "%d ranks hang\n", left);
+        std::abort();
+      }
+    }
+    for (auto& t : threads) t.join();
+  }
+
+ private:
+  std::unique_ptr<paceline_comm> make_comm(Rank r) {
+    auto comm = std::make_unique<paceline_comm>();
+    comm->fork_generation = capi::fork_generation();
+    auto settings = Settings::load(Face::kPaceline);
+    if (settings) comm->settings = *settings;
+    comm->job = std::make_unique<bootstrap::Job>();
+    auto& t = comm->job->topology;
+    t.rank = r;
+    t.node_count = options_.nodes;
+    for (Rank i = 0; i < size(); ++i) {
+      bootstrap::Member m;
+      m.rank = i;
+      m.node = i / options_.local_size;
+      m.local_rank = i % options_.local_size;
+      m.host = std::string(1, static_cast<char>('a' + m.node));
+      m.node_id = m.host;
+      t.members.push_back(m);
+    }
+    comm->options.default_timeout = static_cast<Time>(options_.timeout_s * kSecond);
+    comm->engine = engine::make_engine(comm->options, t, network_.channel(r));
+    comm->runner = std::make_unique<engine::Runner>(*comm->engine, network_.channel(r),
+                                                    engine::runner_options_for(size() * 4));
+    return comm;
+  }
+
+  static inline Cluster* current_ = nullptr;
+  ClusterOptions options_;
+  cu::mock::Machine machine_;
+  drivers::nccl::mock::Cliques cliques_;
+  engine::LoopbackNetwork network_;
+  std::vector<std::unique_ptr<paceline_comm>> comms_;
+};
+
+/// Device memory of one rank's simulated GPU, with a stream of its own: what a framework would hold.
+class Tensor {
+ public:
+  Tensor(Cluster& cluster, uint64_t bytes) : api_(cluster.machine().api()) {
+    EXPECT_EQ(api_.mem_alloc(&data_, std::max<uint64_t>(bytes, 1)), 0);
+  }
+  ~Tensor() { api_.mem_free(data_); }
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+  [[nodiscard]] cu::DevicePtr address() const { return data_; }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  const cu::Api& api_;
+  cu::DevicePtr data_ = 0;
+};
+
+}  // namespace paceline::gpu

@@ -1,0 +1,355 @@
+// The path's beginning: everything that allocates, loads or meets others happens here, before the first wait.
+//
+// Each stage ends with an exchange, so that a rank that can't go on ends the creation everywhere, by name, instead of
+// leaving the others in a collective that it never joins.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <future>
+#include <thread>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "drivers/cuda/loader.h"
+#include "gpu/path.h"
+
+namespace paceline::gpu {
+namespace {
+
+using device::cuda::WireCodec;
+
+constexpr size_t kRowBytes = 1024;  // of the exchange of a stage
+constexpr size_t kOutSlots = 4;     // encodings between the encoder and the copy engine
+constexpr size_t kEnds = 256;       // operations that can be joined each by its own event
+constexpr size_t kPieceEvents = 512;
+constexpr double kDrainSeconds = 60;
+constexpr uint32_t kWarmTag = 1000;
+
+double number(const char* name, double otherwise) {
+  const auto text = setting(name);
+  return text.empty() ? otherwise : std::strtod(text.c_str(), nullptr);
+}
+
+WireCodec codec_of(const std::string& name) {
+  return name == "fp16"   ? WireCodec::kFp16
+         : name == "bf16" ? WireCodec::kBf16
+         : name == "topk" ? WireCodec::kTopK
+         : name == "int8" ? WireCodec::kInt8
+                          : WireCodec::kExact;
+}
+
+}  // namespace
+
+Path::Path(const Drivers& drivers, paceline_comm* comm, const PathOptions& options)
+    : drivers_(drivers),
+      api_(*drivers.cuda),
+      wire_(comm),
+      options_(options),
+      objects_(api_),
+      pid_(getpid()) {}
+
+Result<std::unique_ptr<Path>> Path::create(const Drivers& drivers, paceline_comm* comm,
+                                           const PathOptions& options) {
+  std::unique_ptr<Path> path(new Path(drivers, comm, options));
+  PACELINE_ASSIGN(path->me_, path->wire_.identity());
+  if (path->me_.node_count < 2) {
+    return Status(
+        Code::kUnsupported,
+        "all ranks share one node: NCCL alone is the best path there, and Paceline leaves "
+        "gradients to it");
+  }
+  PACELINE_RETURN_IF_ERROR(path->agree("preparing", path->prepare()));
+  // From here on ranks wait for each other inside NCCL as well: who fails must end those who wait there.
+  auto status = path->join_node();
+  if (status) status = path->warm_up();
+  if (!status) {
+    path->wire_.abort(status.message());
+    path->on_failure(status);
+    return status;
+  }
+  PACELINE_RETURN_IF_ERROR(path->agree("warming up", status));
+  path->start();
+  return path;
+}
+
+/// Everybody's status; the first stage also brings who is where.
+Status Path::agree(const char* stage, const Status& mine) {
+  std::string row = fmt::format("{} {} {} {} {} {}\n{}", static_cast<int>(mine.code()), me_.node,
+                                me_.local_rank, me_.local_size, options_.lanes,
+                                options_.piece_bytes, mine.message().substr(0, kRowBytes - 128));
+  auto rows = wire_.gather(row, kRowBytes, "path for CUDA tensors");
+  if (!mine) return mine;
+  PACELINE_RETURN_IF_ERROR(rows.status());
+  for (size_t r = 0; r < rows->size(); ++r) {
+    const auto& text = (*rows)[r];
+    const int code = std::atoi(text.c_str());
+    if (code == 0) continue;
+    const auto line = text.find('\n');
+    return {static_cast<Code>(code),
+            fmt::format("rank {} can't use the path for CUDA tensors ({}): {}", r, stage,
+                        line == std::string::npos ? "" : text.c_str() + line + 1)};
+  }
+  if (peers_.empty()) return read_table(*rows);
+  return Status::ok();
+}
+
+Status Path::read_table(const std::vector<std::string>& rows) {
+  peers_.assign(static_cast<size_t>(me_.node_count), -1);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    int code = 0;
+    int node = 0;
+    int local_rank = 0;
+    int local_size = 0;
+    int lanes = 0;
+    unsigned long long piece = 0;
+    if (std::sscanf(rows[r].c_str(), "%d %d %d %d %d %llu", &code, &node, &local_rank, &local_size,
+                    &lanes, &piece) != 6)
+      return {Code::kInternal, fmt::format("rank {} sent a row that can't be read", r)};
+    if (local_size != me_.local_size) {
+      return {
+          Code::kUnsupported,
+          fmt::format("nodes differ in size: rank {} is one of {} on its node, this rank one of "
+                      "{}; the path for CUDA tensors needs as many GPUs on every node",
+                      r, local_size, me_.local_size)};
+    }
+    if (lanes != options_.lanes || piece != options_.piece_bytes) {
+      return {Code::kMismatch,
+              fmt::format("rank {} has {} lanes and pieces of {} bytes, this rank {} and {}: they "
+                          "must be the same (PACELINE_LANES)",
+                          r, lanes, piece, options_.lanes, options_.piece_bytes)};
+    }
+    if (local_rank == me_.local_rank) peers_[static_cast<size_t>(node)] = static_cast<int>(r);
+    if (local_rank == 0 && node == me_.node) node_root_ = static_cast<int>(r);
+  }
+  return Status::ok();
+}
+
+Status Path::prepare() {
+  PACELINE_RETURN_IF_ERROR(drivers_.missing);
+  codec_ = codec_of(setting("codec"));
+  ratio_ = number("topk_ratio", 0.01);
+  fp16_values_ = setting("topk_fp16") == "1";
+  momentum_ = number("topk_momentum", 0);
+  gradient_scale_ = number("gradient_scale", 1);
+  topk_threshold_ = static_cast<uint64_t>(number("topk_threshold", 0));
+  if (options_.lanes == 0) options_.lanes = static_cast<int>(number("lanes", 1));
+  if (options_.piece_bytes == 0) options_.piece_bytes = kPieceBytes;
+  shape_ = {me_.node_count, me_.local_size, me_.node, me_.local_rank};
+  PathRequest probe;
+  probe.shape = shape_;
+  probe.lanes = options_.lanes;
+  probe.piece_bytes = options_.piece_bytes;
+  PACELINE_RETURN_IF_ERROR(build_path(probe).status());
+  PACELINE_RETURN_IF_ERROR(open_device());
+  if (shape_.local_size > 1) {
+    PACELINE_ASSIGN(nccl_, drivers_.nccl(options_.nccl_library));
+    node_ = std::make_shared<Node>(*nccl_, shape_.local_size, shape_.local_rank);
+  }
+  PACELINE_RETURN_IF_ERROR(make_streams());
+  return make_slots();
+}
+
+Status Path::open_device() {
+  PACELINE_RETURN_IF_ERROR(cu::check_device(api_, options_.device));
+  PACELINE_CUDA_CALL(api_, device_get, &device_, options_.device);
+  PACELINE_CUDA_CALL(api_, device_primary_ctx_retain, &context_, device_);
+  PACELINE_CUDA_CALL(api_, ctx_set_current, context_);
+  PACELINE_ASSIGN(auto kernels, device::cuda::Kernels::load(api_, device_));
+  kernels_ = std::make_unique<device::cuda::Kernels>(std::move(kernels));
+  return Status::ok();
+}
+
+Status Path::make_streams() {
+  PACELINE_ASSIGN(out_, objects_.stream());
+  PACELINE_ASSIGN(copy_, objects_.stream());
+  PACELINE_ASSIGN(gather_, objects_.stream());
+  PACELINE_ASSIGN(caller_, objects_.event());
+  lanes_.resize(static_cast<size_t>(options_.lanes));
+  for (auto& lane : lanes_) {
+    PACELINE_ASSIGN(lane.in, objects_.stream());
+    if (shape_.nodes > 2) {
+      PACELINE_ASSIGN(lane.back, objects_.stream());
+    }
+    PACELINE_ASSIGN(lane.in_ready, objects_.event());
+    PACELINE_ASSIGN(lane.sum_out, objects_.event());
+    PACELINE_ASSIGN(lane.done, objects_.event());
+  }
+  PACELINE_ASSIGN(all_out_, objects_.event());
+  copied_.resize(kPieceEvents);
+  for (auto& e : copied_) {
+    PACELINE_ASSIGN(e, objects_.event());
+  }
+  ends_.resize(kEnds);
+  for (auto& e : ends_) {
+    PACELINE_ASSIGN(e, objects_.event());
+  }
+  residuals_ = std::make_unique<Residuals>(api_, out_);
+  return Status::ok();
+}
+
+Status Path::make_slots() {
+  PathRequest widest;
+  widest.shape = shape_;
+  widest.piece_bytes = options_.piece_bytes;
+  const uint64_t elements = piece_elements(widest);
+  const auto nodes = static_cast<uint64_t>(shape_.nodes);
+  // Exact float32 is the widest; the parts of two hops are rounded up, each.
+  slot_bytes_ = elements * sizeof(float) + nodes * (kPartGranule * sizeof(float) + 2 * kHostAlign);
+  device::cuda::WireFormat top_k;
+  top_k.codec = WireCodec::kTopK;
+  const uint64_t state = device::cuda::state_bytes(top_k, elements);
+  out_slots_.resize(kOutSlots);
+  for (auto& s : out_slots_) {
+    PACELINE_ASSIGN(s.memory, objects_.memory(slot_bytes_, "encodings on their way out"));
+    PACELINE_ASSIGN(s.encoded, objects_.event());
+  }
+  PACELINE_ASSIGN(out_state_, objects_.memory(state, "the selection of top-k"));
+  PACELINE_ASSIGN(reports_, objects_.memory(kEnds * sizeof(uint32_t), "reports"));
+  for (auto& lane : lanes_) {
+    PACELINE_ASSIGN(lane.in_slots, objects_.memory(nodes * slot_bytes_, "encodings that come in"));
+    if (shape_.nodes == 2) continue;
+    PACELINE_ASSIGN(lane.sum_slot, objects_.memory(slot_bytes_, "encoded sums"));
+    PACELINE_ASSIGN(lane.back_slots, objects_.memory(2 * slot_bytes_, "sums that come in"));
+  }
+  const size_t bytes = Flags::bytes(options_.lanes);
+  PACELINE_ASSIGN(auto* memory, objects_.pinned(bytes, "flags"));
+  std::memset(memory, 0, bytes);
+  flags_ = Flags(memory, options_.lanes);
+  return Status::ok();
+}
+
+/// Blocks until the stream is done or the job has failed, at most so long: stream_synchronize on a GPU that hangs would
+/// not end.
+Status Path::drain(cu::Stream stream, const char* what, double seconds) const {
+  const Time until = after(SteadyClock().now(), static_cast<Time>(seconds * kSecond));
+  for (;;) {
+    const auto error = api_.stream_query(stream);
+    if (error == 0) return Status::ok();
+    if (error != cu::kNotReady) return cu::explain(api_, error, what);
+    if (auto status = wire_.health(); !status && !destroyed_) return status;
+    if (SteadyClock().now() > until)
+      return {Code::kTimeout,
+              fmt::format("{}: the GPU has not finished within {:g} s", what, seconds)};
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+Status Path::join_node() {
+  if (!node_) return Status::ok();
+  NodeIds ids;
+  if (me_.local_rank == 0) {
+    PACELINE_ASSIGN(ids, Node::make_ids(*nccl_));
+  }
+  std::string mine(reinterpret_cast<const char*>(&ids), sizeof ids);
+  PACELINE_ASSIGN(auto rows, wire_.gather(mine, sizeof ids, "NCCL's identities"));
+  std::memcpy(&ids, rows[static_cast<size_t>(node_root_)].data(), sizeof ids);
+  // NCCL has no deadline: a thread of its own waits, and is left behind if another rank fails meanwhile.
+  auto done = std::make_shared<std::promise<Status>>();
+  auto joined = done->get_future();
+  std::thread([node = node_, done, ids, api = &api_, context = context_] {
+    api->ctx_set_current(context);
+    done->set_value(node->join(ids));
+  }).detach();
+  while (joined.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
+    if (auto status = wire_.health(); !status) return status;
+  }
+  return joined.get();
+}
+
+Status Path::warm_up() {
+  PACELINE_RETURN_IF_ERROR(warm_up_memory_operations());
+  PACELINE_RETURN_IF_ERROR(warm_up_codecs());
+  if (node_) {
+    PACELINE_CUDA_CALL(api_, memset_d8_async, out_slots_[0].memory, 0, 4096, out_);
+    PACELINE_RETURN_IF_ERROR(node_->warm_up(out_slots_[0].memory, out_));
+    PACELINE_RETURN_IF_ERROR(drain(out_, "the first collectives in the node", kDrainSeconds));
+  }
+  return warm_up_wire();
+}
+
+Status Path::warm_up_memory_operations() {
+  // The stream waits for a flag that it has written itself: nobody else is needed.
+  const auto flag = Flags::address(flags_.out());
+  const char* const what = "stream memory operations (cuStreamWriteValue32, cuStreamWaitValue32)";
+  if (auto error = api_.stream_write_value32(out_, flag, 1, 0); error != 0)
+    return cu::explain(api_, error, what);
+  if (auto error = api_.stream_wait_value32(out_, flag, 1, cu::kWaitValueGeq); error != 0)
+    return cu::explain(api_, error, what);
+  PACELINE_RETURN_IF_ERROR(drain(out_, what, kDrainSeconds));
+  if (Flags::load(flags_.out()) != 1)
+    return {Code::kUnsupported, fmt::format("{}: the host does not see what a stream wrote", what)};
+  Flags::store(flags_.out(), 0);
+  return Status::ok();
+}
+
+Status Path::warm_up_codecs() {
+  constexpr uint64_t kElements = 4096;
+  const auto& slot = out_slots_[0];
+  const auto data = lanes_[0].in_slots;
+  PACELINE_CUDA_CALL(api_, memset_d8_async, data, 0, kElements * sizeof(float), out_);
+  for (auto codec : {WireCodec::kExact, WireCodec::kFp16, WireCodec::kBf16, WireCodec::kTopK,
+                     WireCodec::kInt8}) {
+    for (auto dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      device::cuda::WireFormat format;
+      format.codec = codec;
+      format.dtype = dtype;
+      device::cuda::EncodeArguments e;
+      e.gradient = data;
+      e.elements = kElements;
+      e.encoded = slot.memory;
+      e.state = out_state_;
+      PACELINE_RETURN_IF_ERROR(kernels_->encode(format, e, out_));
+      device::cuda::CombineArguments c;
+      c.encoded = {&slot.memory, 1};
+      c.elements = kElements;
+      c.output = data;
+      PACELINE_RETURN_IF_ERROR(kernels_->combine(format, c, out_));
+    }
+  }
+  return drain(out_, "the first kernels", kDrainSeconds);
+}
+
+/// Connections to the ranks that this one will talk to open on their first use.
+Status Path::warm_up_wire() {
+  std::vector<uint64_t> words(peers_.size());
+  uint64_t mine = 1;
+  std::vector<paceline_op> ops;
+  for (size_t n = 0; n < peers_.size(); ++n) {
+    if (peers_[n] == me_.rank) continue;
+    PACELINE_ASSIGN(auto in,
+                    wire_.receive(peers_[n], kWarmTag, &words[n], sizeof(uint64_t), "hello"));
+    PACELINE_ASSIGN(auto out, wire_.send(peers_[n], kWarmTag, &mine, sizeof(uint64_t), "hello"));
+    ops.push_back(in);
+    ops.push_back(out);
+  }
+  Status status;
+  for (auto op : ops) {
+    if (auto s = wire_.wait(op); !s && status) status = s;
+  }
+  return status;
+}
+
+void Path::start() {
+  Pump::Options o;
+  o.flags = flags_;
+  o.lanes = options_.lanes;
+  o.node = shape_.node;
+  o.peers = peers_;
+  o.check = [this] { return check_gpu(); };
+  o.failed = [this](const Status& why) { on_failure(why); };
+  o.enter = [this] { api_.ctx_set_current(context_); };
+  pump_ = std::make_unique<Pump>(wire_, std::move(o));
+  PathRequest q;
+  q.shape = shape_;
+  q.format.codec = codec_;
+  q.lanes = options_.lanes;
+  q.piece_bytes = options_.piece_bytes;
+  description_ = fmt::format(
+      "{} nodes × {} GPUs: {}{} between nodes, pieces of {}, {} lane{}", shape_.nodes,
+      shape_.local_size, shape_.local_size > 1 ? "NCCL in the node, " : "", codec_name(codec_),
+      bytes_text(options_.piece_bytes), options_.lanes, options_.lanes == 1 ? "" : "s");
+}
+
+}  // namespace paceline::gpu

@@ -1,0 +1,220 @@
+// What one all-reduce puts on the streams, in the order that path.h argues for.
+#include <fmt/format.h>
+
+#include "drivers/cuda/loader.h"
+#include "gpu/path.h"
+
+namespace paceline::gpu {
+namespace {
+
+cu::DevicePtr element(const PathPlan& plan, uint64_t data, uint64_t index) {
+  return data + index * dtype_size(plan.request.format.dtype);
+}
+
+}  // namespace
+
+Status Path::enqueue(Job& job, cu::Stream caller) {
+  const auto& plan = *job.operation->plan;
+  PACELINE_CUDA_CALL(api_, event_record, caller_, caller);
+  PACELINE_CUDA_CALL(api_, stream_wait_event, out_, caller_, 0);
+  PACELINE_RETURN_IF_ERROR(enqueue_out(job));
+  for (size_t i = 0; i < plan.pieces.size(); ++i) PACELINE_RETURN_IF_ERROR(enqueue_in(job, i));
+  for (size_t i = 0; i < plan.pieces.size() && plan.hops == 2; ++i)
+    PACELINE_RETURN_IF_ERROR(enqueue_back(job, i));
+  return enqueue_end(job);
+}
+
+// --- The way out ------------------------------------------------------------------------------------------------
+
+Status Path::enqueue_out(Job& job) {
+  const auto& o = *job.operation;
+  const auto& plan = *o.plan;
+  PACELINE_CUDA_CALL(api_, memset_d8_async, job.report, 0, sizeof(uint32_t), out_);
+  if (shape_.local_size > 1) PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
+  if (o.tenant > pump_->retired())
+    PACELINE_CUDA_CALL(api_, stream_wait_value32, copy_, Flags::address(flags_.retired()),
+                       static_cast<uint32_t>(o.tenant), cu::kWaitValueGeq);
+  for (size_t i = 0; i < plan.pieces.size(); ++i)
+    PACELINE_RETURN_IF_ERROR(enqueue_piece_out(job, i));
+  return enqueue_report(job);
+}
+
+Status Path::encode_part(Job& job, Span span, cu::DevicePtr to) {
+  const auto& plan = *job.operation->plan;
+  device::cuda::EncodeArguments e;
+  e.gradient = element(plan, job.data, span.first);
+  e.elements = span.elements;
+  e.scale = job.scale_in;
+  e.encoded = to;
+  e.state = out_state_;
+  e.report = job.report;
+  if (job.residuals) {
+    std::vector<ResidualRange> ranges;
+    uint64_t at = 0;
+    const uint64_t begin = job.segments_first + span.first;
+    const uint64_t end = begin + span.elements;
+    for (const auto& s : *job.segments) {
+      const uint64_t from = std::max(at, begin);
+      const uint64_t until = std::min(at + s.elements, end);
+      if (from < until) ranges.push_back({s.key, s.offset + (from - at), until - from});
+      at += s.elements;
+    }
+    PACELINE_ASSIGN(auto place, residuals_->place(ranges));
+    e.residual = place.before;
+    e.next_residual = place.after;
+    if (job.momentum > 0) {
+      e.velocity = place.velocity_before;
+      e.next_velocity = place.velocity_after;
+      e.momentum = job.momentum;
+    }
+  }
+  return kernels_->encode(plan.request.format, e, out_);
+}
+
+Status Path::enqueue_piece_out(Job& job, size_t index) {
+  const auto& o = *job.operation;
+  const auto& plan = *o.plan;
+  const auto& piece = plan.pieces[index];
+  auto& slot = out_slots_[next_slot_++ % out_slots_.size()];
+  if (slot.copied != nullptr) PACELINE_CUDA_CALL(api_, stream_wait_event, out_, slot.copied, 0);
+  job.copied[index] = slot.copied = copied_[++next_copied_ % copied_.size()];
+  const int nodes = plan.hops == 1 ? 1 : shape_.nodes;
+  for (int n = 0; n < nodes; ++n) {
+    const Span part = plan.part(piece, n);
+    if (part.elements > 0)
+      PACELINE_RETURN_IF_ERROR(
+          encode_part(job, part, slot.memory + static_cast<uint64_t>(n) * piece.slot_bytes));
+  }
+  PACELINE_CUDA_CALL(api_, event_record, slot.encoded, out_);
+  PACELINE_CUDA_CALL(api_, stream_wait_event, copy_, slot.encoded, 0);
+  // This rank's own encoding lands among those that come in; the others' where they are sent from.
+  const auto me = static_cast<uint64_t>(shape_.node);
+  std::byte* const own = o.host + piece.in_offset + me * piece.slot_bytes;
+  const auto copy = [&](std::byte* to, uint64_t first, uint64_t bytes) -> Status {
+    if (bytes > 0)
+      PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, to, slot.memory + first, bytes, copy_);
+    return Status::ok();
+  };
+  if (plan.hops == 1) {
+    PACELINE_RETURN_IF_ERROR(copy(own, 0, plan.part_bytes(piece, 0)));
+  } else {
+    std::byte* const away = o.host + piece.out_offset;
+    const uint64_t mine = me * piece.slot_bytes;
+    const uint64_t next = mine + piece.slot_bytes;
+    const auto last = static_cast<uint64_t>(nodes) * piece.slot_bytes;
+    PACELINE_RETURN_IF_ERROR(copy(away, 0, mine));
+    PACELINE_RETURN_IF_ERROR(copy(own, mine, plan.part_bytes(piece, shape_.node)));
+    PACELINE_RETURN_IF_ERROR(copy(away + next, next, last - next));
+  }
+  PACELINE_CUDA_CALL(api_, stream_write_value32, copy_, Flags::address(flags_.out()), ++out_issued_,
+                     0);
+  PACELINE_CUDA_CALL(api_, event_record, slot.copied, copy_);
+  return Status::ok();
+}
+
+Status Path::enqueue_report(Job& job) {
+  const auto& o = *job.operation;
+  PACELINE_CUDA_CALL(api_, event_record, all_out_, out_);
+  PACELINE_CUDA_CALL(api_, stream_wait_event, copy_, all_out_, 0);
+  PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, o.host + kReportOffset, job.report, sizeof(uint32_t),
+                     copy_);
+  PACELINE_CUDA_CALL(api_, stream_write_value32, copy_, Flags::address(flags_.out()), ++out_issued_,
+                     0);
+  // The gradient must not be gathered over before it is encoded, where this rank has no piece of its own.
+  PACELINE_CUDA_CALL(api_, stream_wait_event, gather_, all_out_, 0);
+  return Status::ok();
+}
+
+// --- The way in -------------------------------------------------------------------------------------------------
+
+Status Path::enqueue_in(Job& job, size_t index) {
+  const auto& o = *job.operation;
+  const auto& plan = *o.plan;
+  const auto& piece = plan.pieces[index];
+  auto& lane = lanes_[static_cast<size_t>(piece.lane)];
+  // The host makes the order between this piece's copy out and what the other nodes send; CUDA is told of it too. It also
+  // keeps the lane from reading this rank's own encoding too early. (An event that a later piece has used again, in very
+  // long operations, only waits for more of the way out, which never waits for the way in.)
+  PACELINE_CUDA_CALL(api_, stream_wait_event, lane.in, job.copied[index], 0);
+  PACELINE_CUDA_CALL(api_, stream_wait_value32, lane.in, Flags::address(flags_.in(piece.lane)),
+                     ++lane.in_issued, cu::kWaitValueGeq);
+  const Span part = plan.part(piece, shape_.node);
+  if (part.elements > 0) {
+    const auto nodes = static_cast<uint64_t>(shape_.nodes);
+    PACELINE_CUDA_CALL(api_, memcpy_htod_async, lane.in_slots, o.host + piece.in_offset,
+                       nodes * piece.slot_bytes, lane.in);
+    std::vector<cu::DevicePtr> encodings;
+    for (uint64_t n = 0; n < nodes; ++n) encodings.push_back(lane.in_slots + n * piece.slot_bytes);
+    device::cuda::CombineArguments c;
+    c.encoded = encodings;
+    c.elements = part.elements;
+    c.scale = plan.hops == 1 ? job.scale_out : 1.0F;
+    c.output = element(plan, job.data, part.first);
+    PACELINE_RETURN_IF_ERROR(kernels_->combine(plan.request.format, c, lane.in));
+  }
+  return plan.hops == 2 ? enqueue_sum(job, index) : Status::ok();
+}
+
+Status Path::enqueue_sum(Job& job, size_t index) {
+  const auto& o = *job.operation;
+  const auto& plan = *o.plan;
+  const auto& piece = plan.pieces[index];
+  auto& lane = lanes_[static_cast<size_t>(piece.lane)];
+  const Span part = plan.part(piece, shape_.node);
+  if (part.elements > 0) {
+    device::cuda::EncodeArguments e;
+    e.gradient = element(plan, job.data, part.first);
+    e.elements = part.elements;
+    e.encoded = lane.sum_slot;
+    PACELINE_RETURN_IF_ERROR(kernels_->encode(plan.request.format, e, lane.in));
+    const auto own = piece.back_offset + static_cast<uint64_t>(shape_.node) * piece.slot_bytes;
+    PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, o.host + own, lane.sum_slot,
+                       plan.part_bytes(piece, shape_.node), lane.in);
+  }
+  ++lane.back_issued;
+  PACELINE_CUDA_CALL(api_, stream_write_value32, lane.in, Flags::address(flags_.sums(piece.lane)),
+                     lane.back_issued, 0);
+  PACELINE_CUDA_CALL(api_, event_record, lane.sum_out, lane.in);
+  PACELINE_CUDA_CALL(api_, stream_wait_event, lane.back, lane.sum_out, 0);
+  return Status::ok();
+}
+
+Status Path::enqueue_back(Job& job, size_t index) {
+  const auto& o = *job.operation;
+  const auto& plan = *o.plan;
+  const auto& piece = plan.pieces[index];
+  auto& lane = lanes_[static_cast<size_t>(piece.lane)];
+  // All of the operation's sums were enqueued before: the last of this lane is lane.back_issued.
+  PACELINE_CUDA_CALL(api_, stream_wait_value32, lane.back, Flags::address(flags_.back(piece.lane)),
+                     ++job.back_waited[static_cast<size_t>(piece.lane)], cu::kWaitValueGeq);
+  PACELINE_CUDA_CALL(api_, memcpy_htod_async, lane.back_slots, o.host + piece.back_offset,
+                     static_cast<uint64_t>(shape_.nodes) * piece.slot_bytes, lane.back);
+  for (int n = 0; n < shape_.nodes; ++n) {
+    const Span part = plan.part(piece, n);
+    if (part.elements == 0) continue;
+    const cu::DevicePtr encoding = lane.back_slots + static_cast<uint64_t>(n) * piece.slot_bytes;
+    device::cuda::CombineArguments c;
+    c.encoded = {&encoding, 1};
+    c.elements = part.elements;
+    c.scale = job.scale_out;
+    c.output = element(plan, job.data, part.first);
+    PACELINE_RETURN_IF_ERROR(kernels_->combine(plan.request.format, c, lane.back));
+  }
+  return Status::ok();
+}
+
+Status Path::enqueue_end(Job& job) {
+  const auto& o = *job.operation;
+  for (auto& lane : lanes_) {
+    PACELINE_CUDA_CALL(api_, event_record, lane.done, o.plan->hops == 2 ? lane.back : lane.in);
+    PACELINE_CUDA_CALL(api_, stream_wait_event, gather_, lane.done, 0);
+  }
+  PACELINE_CUDA_CALL(api_, stream_write_value32, gather_, Flags::address(flags_.done()),
+                     static_cast<uint32_t>(o.sequence), 0);
+  if (shape_.local_size > 1)
+    PACELINE_RETURN_IF_ERROR(node_->all_gather(*o.plan, job.data, gather_));
+  PACELINE_CUDA_CALL(api_, event_record, ends_[o.sequence % ends_.size()], gather_);
+  return Status::ok();
+}
+
+}  // namespace paceline::gpu

@@ -1,0 +1,58 @@
+// The words through which GPU and host order each other, in pinned memory.
+//
+// Every word only grows (modulo 2^32), and is written by one side: `out` words by streams as a piece has been copied to
+// the host, `in` words by the host as a piece has come over the network. A stream waits until the difference to what it
+// waits for is not negative, which is how the driver compares too. release() moves the host's words 2^30 ahead, so that
+// every wait passes, those that are yet to be enqueued too: nothing may wait for ever after a fault.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "drivers/cuda/api.h"
+
+namespace paceline::gpu {
+
+/// At least `value` has been reached.
+inline bool reached(uint32_t word, uint32_t value) {
+  return static_cast<int32_t>(word - value) >= 0;
+}
+
+class Flags {
+ public:
+  static constexpr size_t kLine = 64;  ///< a word per cache line
+  static size_t bytes(int lanes) { return kLine * (3 + 3 * static_cast<size_t>(lanes)); }
+
+  Flags() = default;
+  /// `memory`: bytes(lanes), zeros.
+  Flags(std::byte* memory, int lanes) : memory_(memory), lanes_(lanes) {}
+
+  // Written by streams.
+  [[nodiscard]] uint32_t* out() const { return word(0); }  ///< pieces and ends copied to the host
+  [[nodiscard]] uint32_t* done() const {
+    return word(1);
+  }  ///< operations whose host memory was read
+  [[nodiscard]] uint32_t* sums(int lane) const { return word(3 + 3 * lane); }  ///< two hops
+  // Written by the host.
+  [[nodiscard]] uint32_t* retired() const {
+    return word(2);
+  }  ///< operations whose host memory is free
+  [[nodiscard]] uint32_t* in(int lane) const { return word(4 + 3 * lane); }
+  [[nodiscard]] uint32_t* back(int lane) const { return word(5 + 3 * lane); }
+
+  static uint32_t load(const uint32_t* w) { return __atomic_load_n(w, __ATOMIC_ACQUIRE); }
+  static void store(uint32_t* w, uint32_t value) { __atomic_store_n(w, value, __ATOMIC_RELEASE); }
+  static drivers::cuda::DevicePtr address(const uint32_t* w) {
+    return reinterpret_cast<drivers::cuda::DevicePtr>(w);
+  }
+
+ private:
+  [[nodiscard]] uint32_t* word(int index) const {
+    return reinterpret_cast<uint32_t*>(memory_ + kLine * static_cast<size_t>(index));
+  }
+  std::byte* memory_ = nullptr;
+  int lanes_ = 0;
+};
+
+}  // namespace paceline::gpu

@@ -1,0 +1,134 @@
+#include "gpu/node.h"
+
+#include <utility>
+
+#include "drivers/nccl/loader.h"
+
+namespace paceline::gpu {
+namespace {
+
+// Collectives inside a node need few thread blocks: what they move is bounded by the link between nodes, and the others
+// are the model's.
+constexpr int kMostCtas = 4;
+
+nc::Type type_of(DType t) {
+  return t == DType::kFloat32   ? nc::Type::kFloat32
+         : t == DType::kFloat16 ? nc::Type::kFloat16
+                                : nc::Type::kBFloat16;
+}
+
+#define NCCL_CALL(comm, what, call)                     \
+  do {                                                  \
+    if (auto nccl_error = (call); nccl_error != 0)      \
+      return nc::explain(api_, nccl_error, comm, what); \
+  } while (0)
+
+}  // namespace
+
+Result<NodeIds> Node::make_ids(const nc::Api& api) {
+  NodeIds ids;
+  for (auto* id : {&ids.scatter, &ids.gather}) {
+    if (auto error = api.get_unique_id(id); error != 0)
+      return nc::explain(api, error, nullptr, "ncclGetUniqueId");
+  }
+  return ids;
+}
+
+Status Node::join(const NodeIds& ids) {
+  nc::Config config;
+  config.blocking = 1;
+  config.min_ctas = 1;
+  config.max_ctas = kMostCtas;
+  NCCL_CALL(nullptr, "ncclCommInitRankConfig",
+            api_.comm_init_rank_config(&scatter_, ranks_, ids.scatter, rank_, &config));
+  NCCL_CALL(nullptr, "ncclCommInitRankConfig",
+            api_.comm_init_rank_config(&gather_, ranks_, ids.gather, rank_, &config));
+  return Status::ok();
+}
+
+Status Node::usable() const {
+  if (!aborted_) return Status::ok();
+  return {Code::kAborted, "the communicators inside the node were aborted"};
+}
+
+Status Node::reduce_scatter(const PathPlan& plan, uint64_t data, drivers::cuda::Stream stream) {
+  const std::lock_guard lock(mutex_);
+  PACELINE_RETURN_IF_ERROR(usable());
+  const auto dtype = plan.request.format.dtype;
+  const auto at = [&](uint64_t element) {
+    return reinterpret_cast<void*>(data + element * dtype_size(dtype));
+  };
+  NCCL_CALL(scatter_, "ncclGroupStart", api_.group_start());
+  nc::NcclResult error = 0;
+  if (plan.shard > 0)
+    error = api_.reduce_scatter(at(0), at(plan.shard * static_cast<uint64_t>(rank_)), plan.shard,
+                                type_of(dtype), nc::Op::kSum, scatter_, stream);
+  if (error == 0 && plan.tail.elements > 0)
+    error = api_.all_reduce(at(plan.tail.first), at(plan.tail.first), plan.tail.elements,
+                            type_of(dtype), nc::Op::kSum, scatter_, stream);
+  const auto end = api_.group_end();
+  NCCL_CALL(scatter_, "reduce-scatter", error != 0 ? error : end);
+  return Status::ok();
+}
+
+Status Node::all_gather(const PathPlan& plan, uint64_t data, drivers::cuda::Stream stream) {
+  const std::lock_guard lock(mutex_);
+  PACELINE_RETURN_IF_ERROR(usable());
+  const auto dtype = plan.request.format.dtype;
+  const auto at = [&](uint64_t element) {
+    return reinterpret_cast<void*>(data + element * dtype_size(dtype));
+  };
+  NCCL_CALL(gather_, "ncclGroupStart", api_.group_start());
+  nc::NcclResult error = 0;
+  if (plan.shard > 0)
+    error = api_.all_gather(at(plan.shard * static_cast<uint64_t>(rank_)), at(0), plan.shard,
+                            type_of(dtype), gather_, stream);
+  if (error == 0 && plan.tail.elements > 0)
+    error = api_.broadcast(at(plan.tail.first), at(plan.tail.first), plan.tail.elements,
+                           type_of(dtype), ranks_ - 1, gather_, stream);
+  const auto end = api_.group_end();
+  NCCL_CALL(gather_, "all-gather", error != 0 ? error : end);
+  return Status::ok();
+}
+
+Status Node::warm_up(uint64_t scratch, drivers::cuda::Stream stream) {
+  PathPlan plan;
+  plan.request.shape.local_size = ranks_;
+  plan.shard = 1;
+  plan.tail = {static_cast<uint64_t>(ranks_), 1};
+  PACELINE_RETURN_IF_ERROR(reduce_scatter(plan, scratch, stream));
+  return all_gather(plan, scratch, stream);
+}
+
+Status Node::check() const {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || aborted_) return Status::ok();
+  for (auto* comm : {scatter_, gather_}) {
+    nc::NcclResult error = 0;
+    if (comm == nullptr || api_.comm_get_async_error(comm, &error) != 0) continue;
+    if (error != 0 && error != nc::kInProgress)
+      return nc::explain(api_, error, comm, "a communicator failed");
+  }
+  return Status::ok();
+}
+
+void Node::abort() {
+  if (aborted_.exchange(true)) return;
+  // A thread that hangs inside NCCL holds the mutex; only the abort lets it go on.
+  const std::unique_lock lock(mutex_, std::chrono::seconds(1));
+  if (scatter_ != nullptr) api_.comm_abort(scatter_);
+  if (gather_ != nullptr) api_.comm_abort(gather_);
+  scatter_ = gather_ = nullptr;
+}
+
+Status Node::destroy() {
+  const std::lock_guard lock(mutex_);
+  if (aborted_) return Status::ok();
+  for (auto** comm : {&scatter_, &gather_}) {
+    if (*comm != nullptr)
+      NCCL_CALL(nullptr, "ncclCommDestroy", api_.comm_destroy(std::exchange(*comm, nullptr)));
+  }
+  return Status::ok();
+}
+
+}  // namespace paceline::gpu

@@ -1,0 +1,56 @@
+// The ranks of one node, joined by NCCL: a reduce-scatter before the wire and an all-gather after it.
+//
+// Two communicators. The reduce-scatter of one operation and the all-gather of an earlier one are on two streams, and a
+// GPU may run them in either order: on one communicator that would be a deadlock between GPUs.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include "base/status.h"
+#include "drivers/nccl/api.h"
+#include "gpu/path_plan.h"
+
+namespace paceline::gpu {
+
+namespace nc = drivers::nccl;
+
+/// What the ranks of a node must share to meet.
+struct NodeIds {
+  nc::UniqueId scatter{}, gather{};
+};
+
+class Node {
+ public:
+  Node(const nc::Api& api, int ranks, int rank) : api_(api), ranks_(ranks), rank_(rank) {}
+  ~Node() = default;
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  static Result<NodeIds> make_ids(const nc::Api& api);
+  /// Blocks until the node's ranks have met. The device's context is current.
+  Status join(const NodeIds& ids);
+  /// In place: this rank's own span of `data` holds the node's sums.
+  Status reduce_scatter(const PathPlan& plan, uint64_t data, drivers::cuda::Stream stream);
+  /// In place: every rank's own span, to all.
+  Status all_gather(const PathPlan& plan, uint64_t data, drivers::cuda::Stream stream);
+  /// A small collective on each communicator, and both kinds of broadcast; `scratch` has 16 bytes per rank.
+  Status warm_up(uint64_t scratch, drivers::cuda::Stream stream);
+  Status check() const;
+  /// Kernels that wait for other ranks end. From any thread.
+  void abort();
+  /// The orderly end: all ranks of the node call it.
+  Status destroy();
+
+ private:
+  Status usable() const;
+  const nc::Api& api_;
+  int ranks_, rank_;
+  mutable std::timed_mutex mutex_;  ///< an abort frees the communicators
+  nc::Comm scatter_ = nullptr, gather_ = nullptr;
+  std::atomic<bool> aborted_{false};
+};
+
+}  // namespace paceline::gpu

@@ -1,0 +1,383 @@
+#include "gpu/path.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "base/log.h"
+#include "drivers/cuda/loader.h"
+
+namespace paceline::gpu {
+namespace {
+
+using device::cuda::WireCodec;
+
+// Plans that are kept: a model has tens of buckets.
+constexpr size_t kPlansKept = 1024;
+// The least pinned memory: small models fit a step, and an operation is not cut without need.
+constexpr uint64_t kLeastHostBytes = 32U << 20;
+constexpr double kEndSeconds = 10;
+constexpr double kFaultSeconds = 2;
+
+bool has_residual(WireCodec codec) {
+  return codec == WireCodec::kTopK || codec == WireCodec::kInt8;
+}
+
+}  // namespace
+
+Path::~Path() {
+  auto status = destroy();
+  (void)status;
+}
+
+Status Path::usable(const char* what) {
+  if (pump_ == nullptr) return {Code::kInternal, "the path for CUDA tensors was not created"};
+  if (destroyed_) return {Code::kInvalidArgument, fmt::format("{}: the path was destroyed", what)};
+  return pump_->failure();
+}
+
+// --- Memory -----------------------------------------------------------------------------------------------------
+
+Status Path::reserve(uint64_t bytes, uint64_t largest) {
+  PACELINE_RETURN_IF_ERROR(usable("reserve"));
+  if (largest > bytes)
+    return {Code::kInvalidArgument,
+            fmt::format("reserve: the largest buffer ({} bytes) is larger than all together ({})",
+                        largest, bytes)};
+  const CurrentContext current(api_, context_);
+  PACELINE_RETURN_IF_ERROR(current.status());
+  bool finite = true;
+  PACELINE_RETURN_IF_ERROR(pump_->wait_arrival(0, finite));
+  for (auto* stream : objects_.streams())
+    PACELINE_RETURN_IF_ERROR(drain(stream, "reserve: operations under way", kEndSeconds));
+  PathRequest q;
+  q.shape = shape_;
+  q.format.codec = codec_;
+  q.format.ratio = ratio_;
+  q.format.fp16_values = fp16_values_;
+  q.count = bytes / sizeof(float);
+  q.piece_bytes = options_.piece_bytes;
+  q.lanes = options_.lanes;
+  PACELINE_ASSIGN(auto plan, build_path(q));
+  // Every buffer rounds its last piece up; and what does not fit is cut into several operations.
+  const uint64_t wanted = std::max(plan.host_bytes + plan.host_bytes / 16, kLeastHostBytes);
+  if (ring_.size() < wanted) {
+    auto fresh = std::make_unique<DeviceObjects>(api_);
+    PACELINE_ASSIGN(auto* memory, fresh->pinned(wanted, "encodings of one step"));
+    reserved_ = std::move(fresh);
+    host_ = memory;
+    ring_ = HostRing(wanted);
+  }
+  reserved_bytes_ = std::max(reserved_bytes_, bytes);
+  if (has_residual(codec_)) return allocate_residuals(momentum_ > 0);
+  return residuals_->ready() ? allocate_residuals(residuals_->has_velocity()) : Status::ok();
+}
+
+/// Planes for a step's gradients as float32. Nothing is under way.
+Status Path::allocate_residuals(bool velocity) {
+  const uint64_t all = reserved_bytes_ / sizeof(float);
+  const auto size = static_cast<uint64_t>(shape_.local_size);
+  // Runs are padded to 16 elements each; tails belong to the last rank.
+  const uint64_t elements = all / size + all / size / 64 + (1U << 16);
+  auto fresh = std::make_unique<DeviceObjects>(api_);
+  Residuals::Memory m;
+  m.elements = elements;
+  for (auto& p : m.residual) {
+    PACELINE_ASSIGN(p, fresh->memory(elements * sizeof(float), "residuals of error feedback"));
+  }
+  for (auto& p : m.velocity) {
+    if (!velocity) break;
+    PACELINE_ASSIGN(p, fresh->memory(elements * sizeof(float), "momentum correction"));
+  }
+  PACELINE_RETURN_IF_ERROR(residuals_->use(m));
+  PACELINE_RETURN_IF_ERROR(drain(out_, "moving residuals", kEndSeconds));
+  residual_memory_ = std::move(fresh);
+  return Status::ok();
+}
+
+/// For a codec that reserve() did not know of: possible as long as nothing is under way.
+Status Path::ensure_residuals(bool velocity) {
+  if (residuals_->ready() && (residuals_->has_velocity() || !velocity)) return Status::ok();
+  if (pump_->retired() != submitted_)
+    return {
+        Code::kInvalidArgument,
+        "the first all-reduce whose codec keeps residuals takes their memory, so it must not be "
+        "submitted while others are under way: choose the codec by the settings (PACELINE_CODEC), "
+        "or submit one such operation first"};
+  return allocate_residuals(velocity);
+}
+
+// --- Operations -------------------------------------------------------------------------------------------------
+
+Result<device::cuda::WireFormat> Path::format_of(const AllReduce& r) const {
+  device::cuda::WireFormat f;
+  f.dtype = r.dtype;
+  if (r.codec < -1 || r.codec > static_cast<int>(WireCodec::kInt8))
+    return Status(
+        Code::kInvalidArgument,
+        fmt::format("there is no codec {}: 0 none, 1 fp16, 2 bf16, 3 top-k, 4 int8, -1 the "
+                    "settings'",
+                    r.codec));
+  f.codec = r.codec >= 0 ? static_cast<WireCodec>(r.codec) : codec_;
+  if (r.codec < 0 && f.codec == WireCodec::kTopK && r.count * dtype_size(r.dtype) < topk_threshold_)
+    f.codec = WireCodec::kExact;
+  if ((f.codec == WireCodec::kFp16 && r.dtype == DType::kFloat16) ||
+      (f.codec == WireCodec::kBf16 && r.dtype == DType::kBFloat16))
+    f.codec = WireCodec::kExact;
+  f.ratio = r.ratio > 0 ? r.ratio : ratio_;
+  f.fp16_values = fp16_values_;
+  if (!(f.ratio > 0 && f.ratio <= 0.5))
+    return Status(
+        Code::kInvalidArgument,
+        fmt::format("top-k's ratio {:g} is not above 0 and at most 0.5; send all of it by "
+                    "another codec",
+                    f.ratio));
+  if (!(r.momentum >= 0 && r.momentum < 1))
+    return Status(Code::kInvalidArgument,
+                  fmt::format("momentum {:g} is not at least 0 and below 1", r.momentum));
+  return f;
+}
+
+Result<std::shared_ptr<const PathPlan>> Path::plan_for(const PathRequest& request) {
+  for (const auto& p : plans_) {
+    if (same(p->request, request)) return p;
+  }
+  PACELINE_ASSIGN(auto built, build_path(request));
+  for (const auto& piece : built.pieces) {
+    const uint64_t slots = built.hops == 1 ? 1 : static_cast<uint64_t>(shape_.nodes);
+    if (slots * piece.slot_bytes > slot_bytes_)
+      return Status(Code::kInternal, fmt::format("an encoding of {} bytes has no room in {}",
+                                                 slots * piece.slot_bytes, slot_bytes_));
+  }
+  if (plans_.size() >= kPlansKept) plans_.clear();
+  plans_.push_back(std::make_shared<const PathPlan>(std::move(built)));
+  return plans_.back();
+}
+
+Result<uint64_t> Path::all_reduce(const AllReduce& r) {
+  PACELINE_RETURN_IF_ERROR(usable("all-reduce"));
+  PACELINE_ASSIGN(auto format, format_of(r));
+  const auto fail = [&](std::string_view what) {
+    return Status(Code::kInvalidArgument, fmt::format("all-reduce '{}': {}", r.name, what));
+  };
+  if (dtype_size(r.dtype) != 2 && r.dtype != DType::kFloat32)
+    return Status(Code::kUnsupported,
+                  fmt::format("all-reduce '{}': {} is not reduced here; float32, float16 and "
+                              "bfloat16 are",
+                              r.name, dtype_name(r.dtype)));
+  if (r.count > 0 && r.data == 0) return fail("the buffer is null");
+  if (r.data % 16 != 0) return fail("the buffer is not aligned to 16 bytes");
+  uint64_t covered = 0;
+  for (const auto& s : r.segments) covered += s.elements;
+  if (!r.segments.empty() && covered != r.count)
+    return fail(fmt::format("its segments hold {} elements, the buffer {}; segments must cover it",
+                            covered, r.count));
+  const CurrentContext current(api_, context_);
+  PACELINE_RETURN_IF_ERROR(current.status());
+  int capturing = 0;
+  PACELINE_CUDA_CALL(api_, stream_is_capturing, r.stream, &capturing);
+  if (capturing != 0)
+    return Status(
+        Code::kUnsupported,
+        fmt::format("all-reduce '{}': its stream is being captured into a CUDA graph; flags "
+                    "of the network can't be replayed: keep the backward pass out of the "
+                    "capture",
+                    r.name));
+  if (ring_.size() == 0) PACELINE_RETURN_IF_ERROR(reserve(0, 0));
+  if (has_residual(format.codec)) PACELINE_RETURN_IF_ERROR(ensure_residuals(r.momentum > 0));
+  // What does not fit in half the pinned memory is cut, so that one part comes while the next goes.
+  uint64_t count = r.count;
+  for (;;) {
+    PathRequest q{shape_, format, count, options_.piece_bytes, options_.lanes};
+    PACELINE_ASSIGN(auto plan, plan_for(q));
+    if (plan->host_bytes <= ring_.size() / (count == r.count ? 1 : 2)) break;
+    count = std::max<uint64_t>(count / 2 / kPieceGranule, 1) * kPieceGranule;
+  }
+  uint64_t last = 0;
+  for (uint64_t first = 0; first < std::max<uint64_t>(r.count, 1); first += count) {
+    PACELINE_ASSIGN(last, submit(r, format, first, std::min(count, r.count - first)));
+    if (count == 0) break;
+  }
+  return last;
+}
+
+Result<uint64_t> Path::submit(const AllReduce& r, const device::cuda::WireFormat& format,
+                              uint64_t first, uint64_t count) {
+  PathRequest q{shape_, format, count, options_.piece_bytes, options_.lanes};
+  PACELINE_ASSIGN(auto plan, plan_for(q));
+  auto o = std::make_shared<Operation>();
+  o->sequence = ++submitted_;
+  o->plan = plan;
+  o->name = r.name.empty() ? fmt::format("all-reduce {}", o->sequence) : r.name;
+  o->shape = fmt::format("[{}] of {} as {}", count, dtype_name(r.dtype), codec_name(format.codec));
+  auto region = ring_.take(plan->host_bytes, o->sequence);
+  o->host = host_ + region.offset;
+  o->tenant = region.tenant;
+  o->out_before = out_issued_;
+
+  Job job;
+  job.operation = o;
+  job.sequence = o->sequence;
+  job.data = r.data + first * dtype_size(r.dtype);
+  const double extra = format.codec == WireCodec::kFp16 ? gradient_scale_ : 1.0;
+  job.scale_in = static_cast<float>((r.average ? 1.0 / me_.size : 1.0) * extra);
+  job.scale_out = static_cast<float>(1.0 / extra);
+  job.momentum = format.codec == WireCodec::kTopK ? static_cast<float>(r.momentum) : 0;
+  job.residuals = has_residual(format.codec);
+  std::vector<ResidualRange> by_name;
+  if (job.residuals && r.segments.empty())
+    by_name.push_back({std::hash<std::string>()(o->name), 0, r.count});
+  job.segments = r.segments.empty() ? &by_name : &r.segments;
+  job.segments_first = first;
+  job.copied.resize(plan->pieces.size());
+  for (auto& lane : lanes_) job.back_waited.push_back(lane.back_issued);
+  job.report = reports_ + (o->sequence % ends_.size()) * sizeof(uint32_t);
+
+  // The pump may post its receives while the rest is enqueued.
+  pump_->submit(o);
+  if (auto status = enqueue(job, r.stream); !status) {
+    Status why(status.code(), fmt::format("all-reduce '{}': {}", o->name, status.message()));
+    pump_->fail(why);
+    return why;
+  }
+  PACELINE_RETURN_IF_ERROR(pump_->failure());
+  return o->sequence;
+}
+
+Status Path::join(uint64_t operation, cu::Stream stream) {
+  PACELINE_RETURN_IF_ERROR(usable("join"));
+  if (operation == 0 || operation > submitted_)
+    return {Code::kInvalidArgument, fmt::format("join: there is no operation {}", operation)};
+  const CurrentContext current(api_, context_);
+  PACELINE_RETURN_IF_ERROR(current.status());
+  // Where a later operation has used the event again, the wait is for that one: they end in order.
+  PACELINE_CUDA_CALL(api_, stream_wait_event, stream, ends_[operation % ends_.size()], 0);
+  return Status::ok();
+}
+
+Status Path::wait_arrival(double timeout_s, bool& finite) {
+  PACELINE_RETURN_IF_ERROR(usable("wait_arrival"));
+  return pump_->wait_arrival(timeout_s, finite);
+}
+
+// --- The end ----------------------------------------------------------------------------------------------------
+
+Status Path::check_gpu() {
+  for (auto* stream : {out_, copy_, gather_}) {
+    const auto error = api_.stream_query(stream);
+    if (error != 0 && error != cu::kNotReady)
+      return cu::explain(api_, error, "the path for CUDA tensors");
+  }
+  return node_ ? node_->check() : Status::ok();
+}
+
+/// Once, on whichever thread saw it; flags are released already.
+void Path::on_failure(const Status& why) {
+  if (wire_.health()) wire_.abort(why.message());
+  if (node_) node_->abort();
+}
+
+void Path::abort(const std::string& reason) {
+  if (pump_) pump_->fail({Code::kAborted, reason.empty() ? "no reason given" : reason});
+}
+
+Status Path::destroy() {
+  if (destroyed_) return Status::ok();
+  Status status;
+  bool finite = true;
+  // Others wait for what this rank has submitted.
+  if (pump_) status = pump_->wait_arrival(0, finite);
+  destroyed_ = true;
+  bool idle = true;
+  if (context_ != nullptr) {
+    const CurrentContext current(api_, context_);
+    for (auto* stream : objects_.streams())
+      idle = idle && drain(stream, "destroy", status ? kEndSeconds : kFaultSeconds).is_ok();
+    if (pump_) pump_->stop();
+    if (node_ && status && idle) {
+      status = node_->destroy();
+    } else if (node_) {
+      node_->abort();
+    }
+    for (auto* objects : {&objects_, reserved_.get(), residual_memory_.get()}) {
+      if (objects == nullptr) continue;
+      if (idle)
+        objects->release();
+      else
+        objects->abandon();  // the GPU may still use it
+    }
+    if (!idle)
+      log::warning(
+          "the GPU did not come to rest after a fault; its memory stays taken until the "
+          "process ends");
+    if (idle) api_.device_primary_ctx_release(device_);
+  }
+  context_ = nullptr;
+  return status;
+}
+
+paceline_cuda_stats Path::statistics() const {
+  paceline_cuda_stats s{};
+  s.operations = pump_ ? pump_->operations() : 0;
+  s.wire_bytes = pump_ ? pump_->wire_bytes() : 0;
+  for (const DeviceObjects* objects :
+       {&objects_, static_cast<const DeviceObjects*>(reserved_.get()),
+        static_cast<const DeviceObjects*>(residual_memory_.get())}) {
+    if (objects == nullptr) continue;
+    s.device_bytes += objects->device_bytes();
+    s.pinned_bytes += objects->pinned_bytes();
+  }
+  s.residual_bytes = residual_memory_ ? residual_memory_->device_bytes() : 0;
+  return s;
+}
+
+// --- Residuals --------------------------------------------------------------------------------------------------
+
+Status Path::commit_residuals() {
+  PACELINE_RETURN_IF_ERROR(usable("residual commit"));
+  const CurrentContext current(api_, context_);
+  return residuals_->commit();
+}
+
+Status Path::rollback_residuals() {
+  PACELINE_RETURN_IF_ERROR(usable("residual rollback"));
+  residuals_->rollback();
+  return Status::ok();
+}
+
+Status Path::scale_residuals(double factor) {
+  PACELINE_RETURN_IF_ERROR(usable("residual scale"));
+  if (!(factor > 0 && factor < 1e38))
+    return {
+        Code::kInvalidArgument,
+        fmt::format("residuals can't be scaled by {:g}: a change of loss scale from a to b is the "
+                    "finite, positive factor b / a",
+                    factor)};
+  const CurrentContext current(api_, context_);
+  const device::cuda::WireFormat exact;
+  return residuals_->for_each_committed([&](cu::DevicePtr values, uint64_t elements) {
+    // Decoding an exact encoding in place multiplies it.
+    device::cuda::CombineArguments c;
+    c.encoded = {&values, 1};
+    c.elements = elements;
+    c.scale = static_cast<float>(factor);
+    c.output = values;
+    return kernels_->combine(exact, c, out_);
+  });
+}
+
+Status Path::read_residual(uint64_t key, std::span<float> data) {
+  PACELINE_RETURN_IF_ERROR(usable("residual read"));
+  const CurrentContext current(api_, context_);
+  return residuals_->read(key, data);
+}
+
+Status Path::write_residual(uint64_t key, std::span<const float> data) {
+  PACELINE_RETURN_IF_ERROR(usable("residual write"));
+  const CurrentContext current(api_, context_);
+  if (!residuals_->ready()) PACELINE_RETURN_IF_ERROR(ensure_residuals(false));
+  return residuals_->write(key, data);
+}
+
+}  // namespace paceline::gpu

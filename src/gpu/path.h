@@ -1,0 +1,214 @@
+// All-reduce of device memory over nodes, ordered by streams: what include/paceline/cuda.h is a C face of.
+//
+// Per operation, on its streams (see path_plan.h for the steps):
+//
+//   out    after the caller's stream: reduce-scatter in the node; per piece: encode into a slot of a small ring
+//   copy   per piece: encoding → pinned memory, then the out flag
+//   lane   per piece: wait for the in flag; pinned memory → device; combine (two hops: encode the sum, copy it out,
+//          the sums flag)
+//   back   two hops, per piece: wait for the back flag; pinned memory → device; decode
+//   gather after all lanes: the done flag, all-gather in the node, the operation's event
+//
+// Rules, each of which a hang taught. Nothing is queued behind a wait that the wait needs: an operation's way out is
+// enqueued before its way in, and its streams' waits depend on earlier ones of the same operation or on earlier
+// operations only; so even one hardware queue for all streams (CUDA_DEVICE_MAX_CONNECTIONS=1) runs dry. All memory,
+// modules, communicators and streams are there before the first wait. The order across NCCL's communicators follows from
+// the order of submission. What flags order is ordered by events too, as CUDA's manual asks.
+//
+// One thread at a time submits; wait_arrival, abort and statistics may come from others.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "device/cuda/codec.h"
+#include "gpu/device.h"
+#include "gpu/flags.h"
+#include "gpu/host_ring.h"
+#include "gpu/node.h"
+#include "gpu/path_plan.h"
+#include "gpu/pump.h"
+#include "gpu/residuals.h"
+#include "gpu/wire.h"
+#include "paceline/cuda.h"
+
+namespace paceline::gpu {
+
+/// Where the functions of the outside come from; tests hand in simulated ones.
+struct Drivers {
+  const cu::Api* cuda = nullptr;  ///< an empty table where the driver is missing
+  Status missing;                 ///< why
+  Result<const nc::Api*> (*nccl)(const std::string& library) = nullptr;
+};
+
+struct PathOptions {
+  int device = 0;
+  int lanes = 0;             ///< 0: the settings'
+  uint64_t piece_bytes = 0;  ///< 0: kPieceBytes
+  std::string nccl_library;
+};
+
+/// Large enough that ten calls of the driver per piece cost nothing beside its time on the wire (0.3 ms at 50 Gb/s as
+/// fp16), small enough that the first piece leaves soon.
+inline constexpr uint64_t kPieceBytes = 4U << 20;
+
+struct AllReduce {
+  uint64_t data = 0;
+  uint64_t count = 0;
+  DType dtype = DType::kFloat32;
+  bool average = false;
+  int codec = -1;
+  double ratio = 0;
+  double momentum = 0;
+  std::vector<ResidualRange> segments;
+  cu::Stream stream = nullptr;
+  std::string name;
+};
+
+class Path {
+ public:
+  /// Collective over the communicator's ranks. An error on one is an error on all, naming it.
+  static Result<std::unique_ptr<Path>> create(const Drivers& drivers, paceline_comm* comm,
+                                              const PathOptions& options);
+  ~Path();
+  Path(const Path&) = delete;
+  Path& operator=(const Path&) = delete;
+
+  Status reserve(uint64_t bytes, uint64_t largest);
+  Result<uint64_t> all_reduce(const AllReduce& request);
+  Status join(uint64_t operation, cu::Stream stream);
+  Status wait_arrival(double timeout_s, bool& finite);
+  void abort(const std::string& reason);
+  /// The orderly end, or what is left to do after a fault.
+  Status destroy();
+
+  Status commit_residuals();
+  Status rollback_residuals();
+  Status scale_residuals(double factor);
+  Status read_residual(uint64_t key, std::span<float> data);
+  Status write_residual(uint64_t key, std::span<const float> data);
+
+  [[nodiscard]] const std::string& describe() const { return description_; }
+  [[nodiscard]] paceline_cuda_stats statistics() const;
+
+ private:
+  /// Streams, memory and events of a lane.
+  struct Lane {
+    cu::Stream in = nullptr, back = nullptr;
+    cu::Event in_ready = nullptr, sum_out = nullptr, done = nullptr;
+    cu::DevicePtr in_slots = 0, back_slots = 0, sum_slot = 0, state = 0;
+    uint32_t in_issued = 0, back_issued = 0;  ///< flag values that waits were enqueued for
+  };
+  struct OutSlot {
+    cu::DevicePtr memory = 0;
+    cu::Event encoded = nullptr;
+    cu::Event copied = nullptr;  ///< of `copied_`: the last use
+  };
+  /// What one call needs beside its plan.
+  struct Job {
+    uint64_t data = 0;
+    uint64_t sequence = 0;
+    std::shared_ptr<Operation> operation;
+    float scale_in = 1, scale_out = 1, momentum = 0;
+    bool residuals = false;
+    const std::vector<ResidualRange>* segments = nullptr;
+    uint64_t segments_first = 0;  ///< element of the segments' concatenation at which `data` begins
+    std::vector<cu::Event> copied;      ///< [pieces]
+    std::vector<uint32_t> back_waited;  ///< [lanes] flag values before this operation
+    cu::DevicePtr report = 0;
+  };
+
+  Path(const Drivers& drivers, paceline_comm* comm, const PathOptions& options);
+
+  // create.cc
+  Status prepare();
+  Status open_device();
+  Status make_streams();
+  Status make_slots();
+  Status read_table(const std::vector<std::string>& rows);
+  Status join_node();
+  Status warm_up();
+  Status warm_up_codecs();
+  Status warm_up_memory_operations();
+  Status warm_up_wire();
+  Status agree(const char* stage, const Status& mine);
+  Status drain(cu::Stream stream, const char* what, double seconds) const;
+  void start();
+
+  // enqueue.cc
+  Status enqueue(Job& job, cu::Stream caller);
+  Status enqueue_out(Job& job);
+  Status enqueue_piece_out(Job& job, size_t index);
+  Status enqueue_report(Job& job);
+  Status enqueue_in(Job& job, size_t index);
+  Status enqueue_sum(Job& job, size_t index);
+  Status enqueue_back(Job& job, size_t index);
+  Status enqueue_end(Job& job);
+  Status encode_part(Job& job, Span span, cu::DevicePtr to);
+
+  // path.cc
+  Result<device::cuda::WireFormat> format_of(const AllReduce& request) const;
+  Result<std::shared_ptr<const PathPlan>> plan_for(const PathRequest& request);
+  Result<uint64_t> submit(const AllReduce& request, const device::cuda::WireFormat& format,
+                          uint64_t first, uint64_t count);
+  Status ensure_residuals(bool velocity);
+  Status allocate_residuals(bool velocity);
+  Status usable(const char* what);
+  Status check_gpu();
+  void on_failure(const Status& why);
+
+  Drivers drivers_;
+  const cu::Api& api_;
+  const nc::Api* nccl_ = nullptr;
+  Wire wire_;
+  PathOptions options_;
+  paceline_identity me_{};
+  PathShape shape_;
+  std::vector<int> peers_;  ///< [nodes] ranks of this local rank
+  int node_root_ = 0;       ///< this node's rank of local rank 0
+  std::string description_;
+  device::cuda::WireCodec codec_ = device::cuda::WireCodec::kExact;  ///< the settings'
+  double ratio_ = 0.01, gradient_scale_ = 1, momentum_ = 0;
+  bool fp16_values_ = false;
+  uint64_t topk_threshold_ = 0;
+
+  cu::Device device_ = 0;
+  cu::Context context_ = nullptr;
+  std::unique_ptr<device::cuda::Kernels> kernels_;
+  DeviceObjects objects_;                    ///< from create() to the end
+  std::unique_ptr<DeviceObjects> reserved_;  ///< the last reserve()'s
+  std::unique_ptr<DeviceObjects> residual_memory_;
+  std::shared_ptr<Node> node_;
+  std::unique_ptr<Pump> pump_;
+  std::unique_ptr<Residuals> residuals_;
+
+  cu::Stream out_ = nullptr, copy_ = nullptr, gather_ = nullptr;
+  cu::Event caller_ = nullptr, all_out_ = nullptr;
+  std::vector<cu::Event> copied_;  ///< ring: a piece is in pinned memory
+  size_t next_copied_ = 0;
+  std::vector<OutSlot> out_slots_;
+  std::vector<Lane> lanes_;
+  std::vector<cu::Event> ends_;  ///< ring: operation s records ends_[s % size]
+  cu::DevicePtr out_state_ = 0;  ///< top-k's scratch on the out stream
+  cu::DevicePtr reports_ = 0;    ///< ring of report words
+  uint64_t slot_bytes_ = 0;      ///< of one encoding of a whole piece
+  Flags flags_;
+  std::byte* host_ = nullptr;
+  HostRing ring_;
+  uint64_t reserved_bytes_ = 0;
+
+  uint64_t submitted_ = 0;
+  uint32_t out_issued_ = 0;
+  size_t next_slot_ = 0;
+  std::vector<std::shared_ptr<const PathPlan>> plans_;
+  std::mutex failing_;
+  bool destroyed_ = false;
+  pid_t pid_ = 0;
+};
+
+}  // namespace paceline::gpu

@@ -1,0 +1,196 @@
+#include "gpu/path_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace paceline::gpu {
+namespace {
+
+using device::cuda::WireCodec;
+
+// Up to so many bytes the second round trip costs more than what one hop sends in excess.
+constexpr uint64_t kShort = 64 * 1024;
+// Of 1,500 bytes of a packet TCP carries 1,448; with preamble, checksum and gap it takes 1,538 on the line.
+constexpr double kEthernet = 1538.0 / 1448.0;
+
+uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+
+Status check(const PathRequest& q) {
+  const auto& s = q.shape;
+  if (s.nodes == 1)
+    return {
+        Code::kUnsupported,
+        "all ranks share one node: NCCL alone is the best path there, and Paceline leaves it to "
+        "NCCL"};
+  if (s.nodes < 1 || s.nodes > static_cast<int>(device::cuda::kMaxSources))
+    return {Code::kUnsupported, fmt::format("{} nodes; the path for CUDA tensors joins 2 to {}",
+                                            s.nodes, device::cuda::kMaxSources)};
+  if (s.local_size < 1 || s.local_rank < 0 || s.local_rank >= s.local_size || s.node < 0 ||
+      s.node >= s.nodes)
+    return {Code::kInvalidArgument, "a rank outside of its node"};
+  const auto dtype = q.format.dtype;
+  if (dtype != DType::kFloat32 && dtype != DType::kFloat16 && dtype != DType::kBFloat16)
+    return {Code::kUnsupported, fmt::format("CUDA tensors of {} are not reduced here: float32, "
+                                            "float16 and bfloat16 are; use torch's NCCL for others",
+                                            dtype_name(dtype))};
+  if (q.lanes < 1 || q.lanes > 64)
+    return {Code::kInvalidArgument, fmt::format("{} lanes; 1 to 64 can be", q.lanes)};
+  if (q.piece_bytes < 4096 || q.piece_bytes > (1ULL << 30))
+    return {Code::kInvalidArgument,
+            fmt::format("pieces of {} bytes; 4096 to 1073741824 can be", q.piece_bytes)};
+  return Status::ok();
+}
+
+int hops_of(const PathRequest& q, uint64_t own) {
+  if (q.shape.nodes == 2 || q.format.codec == WireCodec::kTopK) return 1;
+  const uint64_t one = device::cuda::encoded_bytes(q.format, std::max<uint64_t>(own, 1));
+  return one * static_cast<uint64_t>(q.shape.nodes - 1) <= kShort ? 1 : 2;
+}
+
+/// Spans of `local_rank`.
+void divide(const PathRequest& q, int local_rank, PathPlan& plan) {
+  const auto size = static_cast<uint64_t>(q.shape.local_size);
+  const uint64_t granule = size == 1 ? 1 : 16 / dtype_size(q.format.dtype);
+  plan.shard = q.count / (size * granule) * granule;
+  plan.tail = {plan.shard * size, q.count - plan.shard * size};
+  plan.own = {plan.shard * static_cast<uint64_t>(local_rank), plan.shard};
+  if (local_rank == q.shape.local_size - 1) plan.own.elements += plan.tail.elements;
+}
+
+uint64_t sent_bytes(const PathPlan& plan) {
+  uint64_t sum = 0;
+  const auto others = static_cast<uint64_t>(plan.request.shape.nodes - 1);
+  const int me = plan.request.shape.node;
+  for (const auto& p : plan.pieces) {
+    sum += others * plan.part_bytes(p, me);  // two hops: the sum of the own part, to all
+    if (plan.hops == 1) continue;
+    for (int n = 0; n < plan.request.shape.nodes; ++n) sum += n == me ? 0 : plan.part_bytes(p, n);
+  }
+  return sum;
+}
+
+void cut(PathPlan& plan) {
+  const auto& q = plan.request;
+  const uint64_t most = piece_elements(q);
+  const auto nodes = static_cast<uint64_t>(q.shape.nodes);
+  uint64_t at = kHostAlign;  // the report word
+  int lane = 0;
+  for (uint64_t first = 0; first < plan.own.elements; first += most) {
+    PathPiece p;
+    p.span = {plan.own.first + first, std::min(most, plan.own.elements - first)};
+    p.lane = lane;
+    lane = (lane + 1) % q.lanes;
+    p.slot_bytes = round_up(plan.part_bytes(p, 0), kHostAlign);
+    const auto take = [&] {
+      const uint64_t offset = at;
+      at += nodes * p.slot_bytes;
+      return offset;
+    };
+    p.in_offset = take();
+    if (plan.hops == 2) {
+      p.out_offset = take();
+      p.back_offset = take();
+    }
+    plan.pieces.push_back(p);
+  }
+  plan.host_bytes = at;
+}
+
+}  // namespace
+
+bool same(const PathRequest& a, const PathRequest& b) {
+  return a.shape == b.shape && a.format.codec == b.format.codec &&
+         a.format.dtype == b.format.dtype && a.format.ratio == b.format.ratio &&
+         a.format.fp16_values == b.format.fp16_values && a.count == b.count &&
+         a.piece_bytes == b.piece_bytes && a.lanes == b.lanes;
+}
+
+const char* codec_name(WireCodec codec) {
+  switch (codec) {
+    case WireCodec::kExact:
+      return "exact";
+    case WireCodec::kFp16:
+      return "fp16";
+    case WireCodec::kBf16:
+      return "bf16";
+    case WireCodec::kTopK:
+      return "top-k";
+    case WireCodec::kInt8:
+      return "int8";
+  }
+  return "unknown";
+}
+
+uint64_t piece_elements(const PathRequest& q) {
+  const uint64_t n = q.piece_bytes / dtype_size(q.format.dtype);
+  return std::max(n / kPieceGranule, uint64_t{1}) * kPieceGranule;
+}
+
+Span PathPlan::part(const PathPiece& piece, int node) const {
+  if (hops == 1) return piece.span;
+  const auto nodes = static_cast<uint64_t>(request.shape.nodes);
+  const uint64_t each = round_up((piece.span.elements + nodes - 1) / nodes, kPartGranule);
+  const uint64_t first = std::min(each * static_cast<uint64_t>(node), piece.span.elements);
+  return {piece.span.first + first, std::min(each, piece.span.elements - first)};
+}
+
+uint64_t PathPlan::part_bytes(const PathPiece& piece, int node) const {
+  const Span s = part(piece, node);
+  return s.elements == 0 ? 0 : device::cuda::encoded_bytes(request.format, s.elements);
+}
+
+Result<PathPlan> build_path(const PathRequest& request) {
+  PACELINE_RETURN_IF_ERROR(check(request));
+  PathPlan plan;
+  plan.request = request;
+  // Hops are chosen by the shard that all ranks of the node share, so that a node's ranks agree.
+  divide(request, 0, plan);
+  plan.hops = hops_of(request, plan.shard);
+  for (int r = 0; r < request.shape.local_size; ++r) {
+    PathPlan other;
+    other.request = request;
+    other.hops = plan.hops;
+    divide(request, r, other);
+    cut(other);
+    plan.node_bytes += sent_bytes(other);
+  }
+  divide(request, request.shape.local_rank, plan);
+  cut(plan);
+  plan.wire_bytes = sent_bytes(plan);
+  return plan;
+}
+
+double PathPlan::seconds(double bits_per_second) const {
+  return static_cast<double>(node_bytes) * 8 * kEthernet / bits_per_second;
+}
+
+std::string PathPlan::summary() const {
+  const auto& s = request.shape;
+  const bool exact = request.format.codec == WireCodec::kExact;
+  return fmt::format(
+      "{} nodes × {}: {}{} in {} between nodes, {} piece{} over {} lane{}; {:.2f} MB out of each "
+      "node",
+      s.nodes, s.local_size, s.local_size > 1 ? "NCCL in the node, " : "",
+      exact ? std::string(dtype_name(request.format.dtype)) : codec_name(request.format.codec),
+      hops == 1 ? "one hop" : "two hops", pieces.size(), pieces.size() == 1 ? "" : "s",
+      request.lanes, request.lanes == 1 ? "" : "s", static_cast<double>(node_bytes) / 1e6);
+}
+
+std::string PathPlan::to_string() const {
+  std::string text = summary() + "\n";
+  if (request.shape.local_size > 1)
+    text += fmt::format("reduce-scatter {} elements a rank, tail {}\n", shard, tail.elements);
+  for (const auto& p : pieces) {
+    text += fmt::format("lane {}: elements {} to {}", p.lane, p.span.first,
+                        p.span.first + p.span.elements);
+    for (int n = 0; n < request.shape.nodes && hops == 2; ++n)
+      text += fmt::format("{} node {}: {} B", n == 0 ? ";" : ",", n, part_bytes(p, n));
+    if (hops == 1) text += fmt::format("; {} B to each other node", part_bytes(p, 0));
+    text += "\n";
+  }
+  if (request.shape.local_size > 1) text += fmt::format("all-gather {} elements a rank\n", shard);
+  return text;
+}
+
+}  // namespace paceline::gpu

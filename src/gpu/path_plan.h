@@ -1,0 +1,101 @@
+// The path of one all-reduce of device memory, as data: who holds which shard, how it is cut into pieces, where their
+// encodings lie, and what goes over the link.
+//
+//   NCCL reduce-scatter in the node → per piece: encode, copy out, exchange, copy in, combine → NCCL all-gather
+//
+// One hop: every node's encoding of a piece goes to every other node, and each rank adds them. Two nodes, top-k, and
+// what is short.
+// Two hops: a piece is cut into a part per node; the encodings of part j go to node j, which adds them, encodes the sum
+// and sends that to all others. 2 (n-1)/n of the piece each way instead of n-1, one more round trip through the host.
+//
+// Either way all ranks add the same decoded values in the order of the nodes, so they end bit-equal.
+//
+// A pure function of the request: it prints, compares and predicts, and needs no GPU. The executor walks it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "device/cuda/codec.h"
+
+namespace paceline::gpu {
+
+struct PathShape {
+  int nodes = 2;
+  int local_size = 1;  ///< the same on all nodes
+  int node = 0;
+  int local_rank = 0;
+  bool operator==(const PathShape&) const = default;
+};
+
+struct PathRequest {
+  PathShape shape;
+  device::cuda::WireFormat format;
+  uint64_t count = 0;
+  uint64_t piece_bytes = 4U << 20;  ///< of the gradient
+  int lanes = 1;
+};
+bool same(const PathRequest& a, const PathRequest& b);
+
+/// Elements of the buffer.
+struct Span {
+  uint64_t first = 0;
+  uint64_t elements = 0;
+  bool operator==(const Span&) const = default;
+};
+
+/// Offsets are bytes from the beginning of the operation's pinned memory; -1: not used.
+struct PathPiece {
+  Span span;
+  int lane = 0;
+  uint64_t slot_bytes = 0;  ///< from one encoding to the next
+  /// Two hops: what goes out, one slot per node (this node's own is not used).
+  uint64_t out_offset = UINT64_MAX;
+  /// What comes in, one slot per node; this rank's own encoding is copied to its slot, and sent from there (one hop).
+  uint64_t in_offset = 0;
+  /// Two hops: the encoded sums, one slot per node.
+  uint64_t back_offset = UINT64_MAX;
+};
+
+struct PathPlan {
+  PathRequest request;
+  int hops = 1;
+  uint64_t shard = 0;  ///< elements that each rank of the node reduces and gathers
+  Span own;            ///< this rank's shard; the node's last rank has the tail too
+  Span tail;           ///< elements that don't divide: NCCL adds and broadcasts them apart
+  std::vector<PathPiece> pieces;
+  uint64_t host_bytes = 0;  ///< pinned memory
+  uint64_t wire_bytes = 0;  ///< this rank hands to the wire
+  uint64_t node_bytes = 0;  ///< all ranks of the node together do
+
+  /// The part of a piece that `node` sums up; one hop: all of it.
+  [[nodiscard]] Span part(const PathPiece& piece, int node) const;
+  /// Bytes of the encoding of `node`'s part; 0 for an empty part.
+  [[nodiscard]] uint64_t part_bytes(const PathPiece& piece, int node) const;
+  /// Seconds that the node's bytes take on its link, headers of TCP over Ethernet included.
+  [[nodiscard]] double seconds(double bits_per_second) const;
+  /// "2 nodes × 4: NCCL in the node, fp16 in one hop between nodes, 3 pieces; 12.5 MB out of each node".
+  [[nodiscard]] std::string summary() const;
+  /// The summary and a line a piece.
+  [[nodiscard]] std::string to_string() const;
+};
+
+/// Where this rank's report word lies in the pinned memory.
+inline constexpr uint64_t kReportOffset = 0;
+/// Pieces and slots begin at multiples of this.
+inline constexpr uint64_t kHostAlign = 256;
+/// Pieces are cut at multiples of so many elements.
+inline constexpr uint64_t kPieceGranule = 4096;
+/// Parts too; a multiple of what int8's blocks and 16-byte loads need.
+inline constexpr uint64_t kPartGranule = 512;
+
+/// kUnsupported: one node (NCCL alone is best there); kInvalidArgument: a value out of its range.
+Result<PathPlan> build_path(const PathRequest& request);
+
+/// Elements of the largest piece.
+uint64_t piece_elements(const PathRequest& request);
+const char* codec_name(device::cuda::WireCodec codec);
+
+}  // namespace paceline::gpu

@@ -1,0 +1,173 @@
+// The path from end to end: simulated GPUs and NCCL, real kernels' reference, real engines.
+#include <cmath>
+#include <random>
+
+#include "gpu/cluster.h"
+
+namespace paceline::gpu {
+namespace {
+
+using device::cuda::WireCodec;
+
+struct Case {
+  int nodes, local_size;
+  WireCodec codec;
+  uint64_t count;
+  int operations = 1;
+  int lanes = 1;
+  int queues = 0;
+  int delays_us = 0;
+  DType dtype = DType::kFloat32;
+  bool average = true;
+};
+
+std::string name_of(const testing::TestParamInfo<Case>& info) {
+  const auto& c = info.param;
+  std::string codec = codec_name(c.codec);
+  std::erase(codec, '-');
+  return fmt::format("{}x{}_{}_{}_{}ops_{}lanes_{}queues{}{}{}", c.nodes, c.local_size, codec,
+                     c.count, c.operations, c.lanes, c.queues, c.delays_us > 0 ? "_delays" : "",
+                     c.dtype == DType::kFloat32 ? "" : "_" + std::string(dtype_name(c.dtype)),
+                     c.average ? "" : "_sum");
+}
+
+std::vector<float> gradient(Rank rank, int operation, uint64_t count) {
+  std::mt19937_64 random(static_cast<uint64_t>(rank) * 7919 +
+                         static_cast<uint64_t>(operation) * 31 + count);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (auto& v : values) v = normal(random);
+  return values;
+}
+
+float round_to(DType dtype, float v) {
+  uint16_t half = 0;
+  if (dtype == DType::kFloat32) return v;
+  cpu::narrow(dtype, &half, &v, 1, 1);
+  cpu::widen(dtype, &v, &half, 1, 1);
+  return v;
+}
+
+class PathOf : public testing::TestWithParam<Case> {};
+
+TEST_P(PathOf, SumsAsFloat64DoesAndAlikeOnAllRanks) {
+  const Case c = GetParam();
+  ClusterOptions o;
+  o.nodes = c.nodes;
+  o.local_size = c.local_size;
+  o.machine.hardware_queues = c.queues;
+  o.machine.delays_us = c.delays_us;
+  o.machine.seed = 11;
+  Cluster cluster(o);
+  const auto ops = static_cast<size_t>(c.operations);
+  const auto size = static_cast<size_t>(cluster.size());
+  const size_t item = dtype_size(c.dtype);
+  // [rank][operation] results and residuals
+  std::vector<std::vector<std::vector<float>>> results(size), residuals(size);
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r, {.lanes = c.lanes, .piece_bytes = 16 * 1024});
+    ASSERT_TRUE(made.is_ok()) << made.status().message();
+    auto& path = **made;
+    ASSERT_TRUE(path.reserve(c.count * 4 * ops, c.count * 4).is_ok());
+    const auto& api = cluster.machine().api();
+    cu::Stream stream = nullptr;
+    ASSERT_EQ(api.stream_create_with_priority(&stream, 1, 0), 0);
+    std::vector<std::unique_ptr<Tensor>> tensors;
+    for (size_t i = 0; i < ops; ++i) {
+      tensors.push_back(std::make_unique<Tensor>(cluster, c.count * item));
+      auto g = gradient(r, static_cast<int>(i), c.count);
+      if (c.dtype == DType::kFloat32)
+        std::memcpy(tensors[i]->as<void>(), g.data(), c.count * item);
+      else
+        cpu::narrow(c.dtype, tensors[i]->as<void>(), g.data(), 1, c.count);
+    }
+    const auto before = cluster.machine().counts(r).allocations;
+    std::vector<uint64_t> ids;
+    for (size_t i = 0; i < ops; ++i) {
+      AllReduce a;
+      a.data = tensors[i]->address();
+      a.count = c.count;
+      a.dtype = c.dtype;
+      a.average = c.average;
+      a.codec = static_cast<int>(c.codec);
+      a.ratio = 0.1;
+      a.stream = stream;
+      a.name = "bucket " + std::to_string(i);
+      // Two parameters, the second across operations.
+      const uint64_t half = c.count / 2;
+      a.segments = {{2 * i, 0, half}, {2 * i + 1, 5, c.count - half}};
+      auto id = path.all_reduce(a);
+      ASSERT_TRUE(id.is_ok()) << id.status().message();
+      ids.push_back(*id);
+    }
+    for (auto id : ids) ASSERT_TRUE(path.join(id, stream).is_ok());
+    bool finite = false;
+    auto status = path.wait_arrival(0, finite);
+    ASSERT_TRUE(status.is_ok()) << status.message();
+    EXPECT_TRUE(finite);
+    ASSERT_EQ(api.stream_synchronize(stream), 0);
+    const bool kept = c.codec == WireCodec::kTopK || c.codec == WireCodec::kInt8;
+    const auto after = cluster.machine().counts(r).allocations;
+    EXPECT_EQ(after - before, kept ? 2U : 0U);
+    EXPECT_EQ(cluster.machine().counts(r).allocations_in_wait, 0U);
+    ASSERT_TRUE(path.commit_residuals().is_ok());
+    for (size_t i = 0; i < ops; ++i) {
+      std::vector<float> out(c.count);
+      if (c.dtype == DType::kFloat32)
+        std::memcpy(out.data(), tensors[i]->as<void>(), c.count * item);
+      else
+        cpu::widen(c.dtype, out.data(), tensors[i]->as<void>(), 1, c.count);
+      results[static_cast<size_t>(r)].push_back(std::move(out));
+      std::vector<float> left(c.count);
+      const uint64_t half = c.count / 2;
+      std::vector<float> second(c.count - half + 5);
+      ASSERT_TRUE(path.read_residual(2 * i, {left.data(), half}).is_ok());
+      ASSERT_TRUE(path.read_residual(2 * i + 1, second).is_ok());
+      std::copy(second.begin() + 5, second.end(), left.begin() + static_cast<long>(half));
+      residuals[static_cast<size_t>(r)].push_back(std::move(left));
+    }
+    EXPECT_TRUE(path.destroy().is_ok());
+  });
+  ASSERT_FALSE(testing::Test::HasFatalFailure());
+  EXPECT_EQ(cluster.cliques().disagreement(), "");
+  EXPECT_EQ(cluster.cliques().open(), 0);
+  for (size_t i = 0; i < ops; ++i) {
+    std::vector<double> sums(c.count), kept(c.count), magnitudes(c.count);
+    for (size_t r = 0; r < size; ++r) {
+      auto g = gradient(static_cast<Rank>(r), static_cast<int>(i), c.count);
+      for (uint64_t k = 0; k < c.count; ++k) {
+        const double v = round_to(c.dtype, g[k]);
+        sums[k] += v;
+        magnitudes[k] += std::abs(v);
+        kept[k] += residuals[r][i][k];
+      }
+      ASSERT_EQ(std::memcmp(results[r][i].data(), results[0][i].data(), c.count * sizeof(float)), 0)
+          << "rank " << r << " differs in operation " << i;
+    }
+    const double scale = c.average ? 1.0 / static_cast<double>(size) : 1.0;
+    const bool halves = c.codec == WireCodec::kFp16 || c.dtype == DType::kFloat16;
+    const bool bfloats = c.codec == WireCodec::kBf16 || c.dtype == DType::kBFloat16;
+    const double unit = bfloats ? 1.0 / 128 : halves ? 1.0 / 1024 : 1e-6;
+    double worst = 0;
+    for (uint64_t k = 0; k < c.count; ++k) {
+      double got = results[0][i][k];
+      double allowed = unit * magnitudes[k] * scale * 3 + 1e-6;
+      if (c.codec == WireCodec::kTopK) got += kept[k];
+      if (c.codec == WireCodec::kInt8)
+        allowed += static_cast<double>(c.nodes) * 6.0 * c.local_size * scale / 127;
+      worst = std::max(worst, std::abs(got - sums[k] * scale) - allowed);
+    }
+    EXPECT_LE(worst, 0) << "operation " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, PathOf,
+    testing::Values(Case{2, 1, WireCodec::kExact, 10000}, Case{2, 1, WireCodec::kFp16, 10000},
+                    Case{2, 2, WireCodec::kExact, 10001}, Case{2, 2, WireCodec::kFp16, 99991, 3},
+                    Case{3, 1, WireCodec::kExact, 50001, 2}, Case{3, 1, WireCodec::kFp16, 50001},
+                    Case{4, 2, WireCodec::kExact, 70003, 2}, Case{4, 2, WireCodec::kBf16, 70003}),
+    name_of);
+
+}  // namespace
+}  // namespace paceline::gpu

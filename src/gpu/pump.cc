@@ -1,0 +1,429 @@
+#include "gpu/pump.h"
+
+#include <fmt/format.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace paceline::gpu {
+namespace {
+
+constexpr Time kSpin = 30 * kMicrosecond;
+constexpr Time kShortNap = 15 * kMicrosecond;
+constexpr Time kLongNap = 50 * kMicrosecond;
+constexpr Time kLongAfter = 2 * kMillisecond;
+constexpr Time kWatchEvery = 200 * kMillisecond;
+// Receives posted between two looks at the flags.
+constexpr int kPostsAtOnce = 16;
+
+Time now() { return SteadyClock().now(); }
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+uint32_t tag_of(int lane, int hop) { return static_cast<uint32_t>(lane * 2 + hop); }
+
+}  // namespace
+
+Pump::Pump(Wire wire, Options options) : wire_(wire), options_(std::move(options)) {
+  lanes_.resize(static_cast<size_t>(options_.lanes));
+  pump_thread_ = std::thread([this] { pump(); });
+  arrivals_thread_ = std::thread([this] { arrivals(); });
+}
+
+void Pump::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    submitted_turn_.notify_all();
+    tracked_turn_.notify_all();
+  }
+  if (pump_thread_.joinable()) pump_thread_.join();
+  if (arrivals_thread_.joinable()) arrivals_thread_.join();
+}
+
+void Pump::submit(Shared operation) {
+  std::lock_guard lock(mutex_);
+  ++submitted_;
+  inbox_.push_back(std::move(operation));
+  submitted_turn_.notify_one();
+}
+
+Status Pump::failure() const {
+  if (!failed_.load(std::memory_order_acquire)) return Status::ok();
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Pump::fail(const Status& why) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_) return;
+    failure_ = why;
+    failed_.store(true, std::memory_order_release);
+    // Ahead of all that waits or ever will; see flags.h.
+    constexpr uint32_t kFarAhead = 1U << 30;
+    const Flags& f = options_.flags;
+    for (int l = 0; l < options_.lanes; ++l) {
+      auto& lane = lanes_[static_cast<size_t>(l)];
+      Flags::store(f.in(l), lane.in_flag + kFarAhead);
+      Flags::store(f.back(l), lane.back_flag + kFarAhead);
+    }
+    Flags::store(f.retired(), static_cast<uint32_t>(retired_.load()) + kFarAhead);
+    arrived_turn_.notify_all();
+    submitted_turn_.notify_all();
+    tracked_turn_.notify_all();
+  }
+  options_.failed(why);
+}
+
+Status Pump::wait_arrival(double timeout_s, bool& finite) {
+  std::unique_lock lock(mutex_);
+  const auto there = [&] { return !failure_ || arrived_ == submitted_; };
+  if (timeout_s > 0 && timeout_s < 1e8) {
+    if (!arrived_turn_.wait_for(lock, std::chrono::duration<double>(timeout_s), there))
+      return {
+          Code::kTimeout,
+          fmt::format("{} of {} all-reduces have not arrived from the other nodes within {:g} s",
+                      submitted_ - arrived_, submitted_, timeout_s)};
+  } else {
+    arrived_turn_.wait(lock, there);
+  }
+  if (!failure_) return failure_;
+  finite = finite_;
+  finite_ = true;
+  return Status::ok();
+}
+
+// --- The pump thread --------------------------------------------------------------------------------------------
+
+void Pump::pump() {
+  prctl(PR_SET_NAME, "paceline-pump");
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // naps of some microseconds, not of fifty more
+  options_.enter();
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (stopping_) return;
+    }
+    if (failed_.load(std::memory_order_acquire)) {
+      std::unique_lock lock(mutex_);
+      submitted_turn_.wait(lock, [&] { return stopping_; });
+      return;
+    }
+    take_submitted();
+    bool moved = send_pieces();
+    moved |= send_sums();
+    moved |= post_receives();
+    moved |= retire();
+    idle(moved);
+  }
+}
+
+void Pump::take_submitted() {
+  std::lock_guard lock(mutex_);
+  while (!inbox_.empty()) {
+    auto& o = inbox_.front();
+    const auto& plan = *o->plan;
+    o->pieces.resize(plan.pieces.size());
+    o->arrivals_left = static_cast<int>(plan.pieces.size()) * plan.hops + 1;
+    if (plan.hops == 2) {
+      for (size_t i = 0; i < plan.pieces.size(); ++i)
+        lanes_[static_cast<size_t>(plan.pieces[i].lane)].sums.emplace_back(o, i);
+    }
+    operations_.push_back(std::move(o));
+    inbox_.pop_front();
+  }
+}
+
+Status Pump::track(Result<paceline_op> op, const Shared& o, size_t piece, Kind kind) {
+  PACELINE_RETURN_IF_ERROR(op.status());
+  {
+    std::lock_guard lock(mutex_);
+    tickets_[*op] = {o, piece, kind};
+    if (kind == Kind::kSend) ++o->sends_left;
+    tracked_turn_.notify_one();
+  }
+  return wire_.watch(*op);
+}
+
+Status Pump::post_piece(const Shared& o, size_t index) {
+  const auto& plan = *o->plan;
+  const auto& piece = plan.pieces[index];
+  auto& state = o->pieces[index];
+  const int me = options_.node;
+  const int nodes = plan.request.shape.nodes;
+  {
+    std::lock_guard lock(mutex_);
+    auto& lane = lanes_[static_cast<size_t>(piece.lane)];
+    lane.in.emplace_back(o, index);
+    if (plan.hops == 2) lane.back.emplace_back(o, index);
+    for (int n = 0; n < nodes; ++n) {
+      if (n == me) continue;
+      state.in_left += plan.part_bytes(piece, me) > 0 ? 1 : 0;
+      state.back_left += plan.hops == 2 && plan.part_bytes(piece, n) > 0 ? 1 : 0;
+    }
+    state.in = state.in_left == 0;
+    state.back = state.back_left == 0;
+    advance(lane);
+  }
+  for (int n = 0; n < nodes; ++n) {
+    if (n == me) continue;
+    const auto slot = static_cast<uint64_t>(n) * piece.slot_bytes;
+    const int rank = options_.peers[static_cast<size_t>(n)];
+    // With one hop every part is the whole piece.
+    if (const auto bytes = plan.part_bytes(piece, me); bytes > 0)
+      PACELINE_RETURN_IF_ERROR(
+          track(wire_.receive(rank, tag_of(piece.lane, 0), o->host + piece.in_offset + slot, bytes,
+                              o->name.c_str()),
+                o, index, Kind::kIn));
+    if (plan.hops == 1) continue;
+    if (const auto bytes = plan.part_bytes(piece, n); bytes > 0)
+      PACELINE_RETURN_IF_ERROR(
+          track(wire_.receive(rank, tag_of(piece.lane, 1), o->host + piece.back_offset + slot,
+                              bytes, o->name.c_str()),
+                o, index, Kind::kBack));
+  }
+  return Status::ok();
+}
+
+bool Pump::post_receives() {
+  int budget = kPostsAtOnce;
+  bool moved = false;
+  while (posting_ < operations_.size() && budget > 0) {
+    const auto& o = operations_[posting_];
+    if (o->posted == o->plan->pieces.size()) {
+      ++posting_;
+      continue;
+    }
+    if (o->tenant > retired()) break;  // its memory is still being sent from, or read by the GPU
+    if (auto status = post_piece(o, o->posted); !status) {
+      fail(status);
+      return true;
+    }
+    ++o->posted;
+    --budget;
+    moved = true;
+  }
+  return moved;
+}
+
+Status Pump::send_piece(const Shared& o, size_t index) {
+  const auto& plan = *o->plan;
+  const auto& piece = plan.pieces[index];
+  const int me = options_.node;
+  const int nodes = plan.request.shape.nodes;
+  // Each begins with its neighbour, so that not all send to one node at a time.
+  for (int step = 1; step < nodes; ++step) {
+    const int n = (me + step) % nodes;
+    const auto bytes = plan.part_bytes(piece, plan.hops == 1 ? me : n);
+    if (bytes == 0) continue;
+    const auto* from =
+        plan.hops == 1 ? o->host + piece.in_offset + static_cast<uint64_t>(me) * piece.slot_bytes
+                       : o->host + piece.out_offset + static_cast<uint64_t>(n) * piece.slot_bytes;
+    wire_bytes_ += bytes;
+    PACELINE_RETURN_IF_ERROR(track(wire_.send(options_.peers[static_cast<size_t>(n)],
+                                              tag_of(piece.lane, 0), from, bytes, o->name.c_str()),
+                                   o, index, Kind::kSend));
+  }
+  return Status::ok();
+}
+
+Status Pump::send_report(const Shared& o) {
+  auto* word = reinterpret_cast<int32_t*>(o->host + kReportOffset);
+  const auto bits = static_cast<uint32_t>(*word);
+  if ((bits & device::cuda::kReportCorrupted) != 0)
+    return {Code::kCorrupted,
+            fmt::format("{}: an encoding holds impossible counts or positions", o->name)};
+  *word = (bits & device::cuda::kReportNonFinite) != 0 ? 1 : 0;
+  return track(wire_.largest(word, o->name.c_str(), o->shape.c_str()), o, 0, Kind::kReport);
+}
+
+bool Pump::send_pieces() {
+  bool moved = false;
+  while (sending_ < operations_.size()) {
+    const auto& o = operations_[sending_];
+    const uint32_t out = Flags::load(options_.flags.out());
+    if (!reached(out, o->out_before + static_cast<uint32_t>(o->sent) + 1)) break;
+    const bool last = o->sent == o->plan->pieces.size();
+    auto status = last ? send_report(o) : send_piece(o, o->sent);
+    if (!status) {
+      fail(status);
+      return true;
+    }
+    ++o->sent;
+    if (last) ++sending_;
+    moved = true;
+  }
+  return moved;
+}
+
+Status Pump::send_sum(const Shared& o, size_t index) {
+  const auto& plan = *o->plan;
+  const auto& piece = plan.pieces[index];
+  const int me = options_.node;
+  const int nodes = plan.request.shape.nodes;
+  const auto bytes = plan.part_bytes(piece, me);
+  if (bytes == 0) return Status::ok();
+  const auto* from = o->host + piece.back_offset + static_cast<uint64_t>(me) * piece.slot_bytes;
+  for (int step = 1; step < nodes; ++step) {
+    const int n = (me + step) % nodes;
+    wire_bytes_ += bytes;
+    PACELINE_RETURN_IF_ERROR(track(wire_.send(options_.peers[static_cast<size_t>(n)],
+                                              tag_of(piece.lane, 1), from, bytes, o->name.c_str()),
+                                   o, index, Kind::kSend));
+  }
+  return Status::ok();
+}
+
+bool Pump::send_sums() {
+  bool moved = false;
+  for (int l = 0; l < options_.lanes; ++l) {
+    auto& lane = lanes_[static_cast<size_t>(l)];
+    while (!lane.sums.empty() && reached(Flags::load(options_.flags.sums(l)), lane.sums_seen + 1)) {
+      ++lane.sums_seen;
+      auto [o, index] = lane.sums.front();
+      lane.sums.pop_front();
+      if (auto status = send_sum(o, index); !status) {
+        fail(status);
+        return true;
+      }
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+bool Pump::retire() {
+  bool moved = false;
+  while (!operations_.empty() && sending_ > 0 && posting_ > 0) {
+    const auto& o = operations_.front();
+    if (!reached(Flags::load(options_.flags.done()), static_cast<uint32_t>(o->sequence))) break;
+    std::lock_guard lock(mutex_);
+    if (o->sends_left > 0 || o->arrivals_left > 0) break;
+    if (!failure_) return false;
+    retired_.store(o->sequence, std::memory_order_release);
+    Flags::store(options_.flags.retired(), static_cast<uint32_t>(o->sequence));
+    ++finished_;
+    operations_.pop_front();
+    --sending_;
+    --posting_;
+    moved = true;
+  }
+  return moved;
+}
+
+void Pump::watch_over() {
+  auto status = wire_.health();
+  if (status) status = options_.check();
+  if (!status) fail(status);
+}
+
+void Pump::idle(bool moved) {
+  const Time t = now();
+  if (t - last_look_ > kWatchEvery) {
+    last_look_ = t;
+    watch_over();
+  }
+  if (moved) {
+    last_moved_ = t;
+    return;
+  }
+  if (operations_.empty()) {
+    std::unique_lock lock(mutex_);
+    submitted_turn_.wait_for(lock, std::chrono::nanoseconds(kWatchEvery),
+                             [&] { return stopping_ || !inbox_.empty() || !failure_; });
+    last_moved_ = now();
+    return;
+  }
+  if (t - last_moved_ < kSpin) {
+    pause_cpu();
+    return;
+  }
+  const timespec nap{0, t - last_moved_ < kLongAfter ? kShortNap : kLongNap};
+  nanosleep(&nap, nullptr);
+}
+
+// --- The arrivals thread ----------------------------------------------------------------------------------------
+
+void Pump::arrivals() {
+  prctl(PR_SET_NAME, "paceline-arrive");
+  std::vector<WireEnd> ends;
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      tracked_turn_.wait(lock, [&] { return stopping_ || !tickets_.empty(); });
+      if (stopping_ && tickets_.empty()) return;
+    }
+    ends.clear();
+    if (!wire_.ended(0.2, ends)) {
+      fail({Code::kAborted, "the communicator was destroyed under the path for CUDA tensors"});
+      return;
+    }
+    for (const auto& end : ends) {
+      Ticket ticket;
+      {
+        std::lock_guard lock(mutex_);
+        auto found = tickets_.find(end.op);
+        if (found == tickets_.end()) continue;
+        ticket = std::move(found->second);
+        tickets_.erase(found);
+      }
+      if (end.status)
+        finish(ticket);
+      else
+        fail(end.status);
+    }
+  }
+}
+
+void Pump::arrived(Operation& o) {
+  if (--o.arrivals_left > 0) return;
+  ++arrived_;
+  if (arrived_ == submitted_) arrived_turn_.notify_all();
+}
+
+/// Writes the flags of pieces that have arrived, in the lane's order. With the mutex held.
+void Pump::advance(Lane& lane) {
+  if (!failure_) return;
+  const auto index = static_cast<int>(&lane - lanes_.data());
+  while (!lane.in.empty() && lane.in.front().first->pieces[lane.in.front().second].in) {
+    Flags::store(options_.flags.in(index), ++lane.in_flag);
+    arrived(*lane.in.front().first);
+    lane.in.pop_front();
+  }
+  while (!lane.back.empty() && lane.back.front().first->pieces[lane.back.front().second].back) {
+    Flags::store(options_.flags.back(index), ++lane.back_flag);
+    arrived(*lane.back.front().first);
+    lane.back.pop_front();
+  }
+}
+
+void Pump::finish(const Ticket& ticket) {
+  std::lock_guard lock(mutex_);
+  auto& o = *ticket.operation;
+  if (ticket.kind == Kind::kSend) {
+    --o.sends_left;
+    return;
+  }
+  if (ticket.kind == Kind::kReport) {
+    if (*reinterpret_cast<const int32_t*>(o.host + kReportOffset) != 0) finite_ = false;
+    arrived(o);
+    return;
+  }
+  auto& state = o.pieces[ticket.piece];
+  if (ticket.kind == Kind::kIn)
+    state.in = --state.in_left == 0;
+  else
+    state.back = --state.back_left == 0;
+  advance(lanes_[static_cast<size_t>(o.plan->pieces[ticket.piece].lane)]);
+}
+
+}  // namespace paceline::gpu

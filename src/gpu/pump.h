@@ -1,0 +1,143 @@
+// Between the GPU's flags and the wire: two threads that carry pieces from one to the other, and the books of what has
+// gone, come, arrived.
+//
+// The pump thread watches the flags that streams write. A piece whose encoding has reached pinned memory is sent at once;
+// receives are posted ahead, as soon as the operation's memory is free. It looks hard for some tens of microseconds
+// after something moved, then sleeps between looks; with nothing under way it sleeps until something is submitted.
+// The arrivals thread waits for the communicator's completions and writes the flags that streams wait for, in order.
+//
+// The first failure (of the wire, the GPU, NCCL, or asked for) ends everything: flags are released, so that no stream
+// waits for ever, and every later call gives the same Status.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "gpu/flags.h"
+#include "gpu/path_plan.h"
+#include "gpu/wire.h"
+
+namespace paceline::gpu {
+
+/// One all-reduce on its way. Made by the submitting thread; what is below the line is the pump's.
+struct Operation {
+  uint64_t sequence = 0;  ///< from 1
+  std::shared_ptr<const PathPlan> plan;
+  std::string name, shape;
+  std::byte* host = nullptr;          ///< plan->host_bytes of pinned memory
+  uint64_t tenant = 0;                ///< the last operation that used this memory; 0: none
+  uint32_t out_before = 0;            ///< the out flag's value when all earlier operations are out
+  std::vector<uint32_t> lane_before;  ///< [lanes] two hops: the sums flags' values before it
+  //----
+  size_t posted = 0;  ///< pieces whose receives are posted
+  size_t sent = 0;    ///< pieces sent; one more: the report too
+  struct PieceState {
+    int in_left = 0, back_left = 0;
+    bool in = false, back = false;
+  };
+  std::vector<PieceState> pieces;
+  int arrivals_left = 0;  ///< pieces (twice with two hops) and the report
+  int sends_left = 0;
+};
+
+class Pump {
+ public:
+  struct Options {
+    Flags flags;
+    int lanes = 1;
+    int node = 0;
+    std::vector<int> peers;  ///< [nodes] the ranks of this local rank; peers[node] is this rank
+    std::function<Status()> check;  ///< of GPU and NCCL; now and then, on the pump's thread
+    std::function<void(const Status&)> failed;  ///< once, on the thread that found it
+    std::function<void()> enter;                ///< first, on the pump's thread
+  };
+
+  Pump(Wire wire, Options options);
+  Pump(const Pump&) = delete;
+  Pump& operator=(const Pump&) = delete;
+  ~Pump() { stop(); }
+
+  void submit(std::shared_ptr<Operation> operation);
+  /// Waits until all submitted operations have come over the network, at most `timeout_s` (≤ 0: without limit, as
+  /// operations have deadlines of their own). finite: false when any rank reported an Inf or NaN since the last call.
+  Status wait_arrival(double timeout_s, bool& finite);
+  /// Ends everything.
+  void fail(const Status& why);
+  [[nodiscard]] Status failure() const;
+  /// The last operation whose pinned memory is free again.
+  [[nodiscard]] uint64_t retired() const { return retired_.load(std::memory_order_acquire); }
+  [[nodiscard]] uint64_t wire_bytes() const { return wire_bytes_.load(); }
+  [[nodiscard]] uint64_t operations() const { return finished_.load(); }
+  /// Ends the threads, after the wire has let go of all memory.
+  void stop();
+
+ private:
+  using Shared = std::shared_ptr<Operation>;
+  enum class Kind : uint8_t { kSend, kIn, kBack, kReport };
+  struct Ticket {
+    Shared operation;
+    size_t piece = 0;
+    Kind kind = Kind::kSend;
+  };
+  struct Lane {
+    std::deque<std::pair<Shared, size_t>> in,
+        back;                                    ///< pieces in order whose arrival is not flagged
+    std::deque<std::pair<Shared, size_t>> sums;  ///< pieces in order whose sum is not sent (pump's)
+    uint32_t sums_seen = 0;                      ///< pump's
+    uint32_t in_flag = 0, back_flag = 0;
+  };
+
+  void pump();
+  void arrivals();
+  void take_submitted();
+  bool post_receives();
+  bool send_pieces();
+  bool send_sums();
+  bool retire();
+  void idle(bool moved);
+  void watch_over();
+  Status post_piece(const Shared& o, size_t index);
+  Status send_piece(const Shared& o, size_t index);
+  Status send_sum(const Shared& o, size_t index);
+  Status send_report(const Shared& o);
+  Status track(Result<paceline_op> op, const Shared& o, size_t piece, Kind kind);
+  void finish(const Ticket& ticket);
+  void advance(Lane& lane);
+  void arrived(Operation& o);
+
+  Wire wire_;
+  Options options_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable submitted_turn_;  ///< for the pump
+  std::condition_variable tracked_turn_;    ///< for the arrivals thread
+  std::condition_variable arrived_turn_;    ///< for wait_arrival
+  std::deque<Shared> inbox_;
+  std::unordered_map<paceline_op, Ticket> tickets_;
+  std::vector<Lane> lanes_;
+  uint64_t submitted_ = 0, arrived_ = 0;
+  bool finite_ = true;
+  bool stopping_ = false;
+  Status failure_;
+  std::atomic<bool> failed_{false};
+
+  // The pump thread's own.
+  std::deque<Shared> operations_;  ///< not retired, in order
+  size_t posting_ = 0, sending_ = 0;
+  int64_t last_moved_ = 0, last_look_ = 0;
+
+  std::atomic<uint64_t> retired_{0}, wire_bytes_{0}, finished_{0};
+  std::thread pump_thread_, arrivals_thread_;
+};
+
+}  // namespace paceline::gpu

@@ -1,0 +1,260 @@
+#include "gpu/residuals.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "drivers/cuda/loader.h"
+
+namespace paceline::gpu {
+namespace {
+
+// Positions in a plane are multiples of this: 64 bytes.
+constexpr uint64_t kGranule = 16;
+
+}  // namespace
+
+Status Residuals::use(const Memory& memory) {
+  const Memory old = memory_;
+  for (int kind = 0; kind < 2; ++kind) {
+    const auto& from = kind == 0 ? old.residual : old.velocity;
+    const auto& to = kind == 0 ? memory.residual : memory.velocity;
+    if (from[0] == 0 || to[0] == 0) continue;
+    for (size_t p = 0; p < 2; ++p) {
+      if (used_[p] > memory.elements)
+        return {Code::kInvalidArgument, "residuals can't move to less memory than they have"};
+      if (used_[p] > 0)
+        PACELINE_CUDA_CALL(api_, memcpy_dtod_async, to[p], from[p], used_[p] * sizeof(float),
+                           stream_);
+    }
+  }
+  memory_ = memory;
+  return Status::ok();
+}
+
+/// Appends to `out` what `layout` holds of the range, and to `missing` what it does not; `out` gets a plane of -1 for
+/// those.
+void Residuals::find(const Layout& layout, int plane, const ResidualRange& range,
+                     std::vector<Found>& out, std::vector<ResidualRange>& missing) {
+  uint64_t at = range.offset;
+  const uint64_t end = range.offset + range.elements;
+  const auto gap = [&](uint64_t until) {
+    if (until <= at) return;
+    missing.push_back({range.key, at, until - at});
+    out.push_back({until - at, -1, 0});
+    at = until;
+  };
+  const auto found = layout.find(range.key);
+  if (found != layout.end()) {
+    const auto& entries = found->second;
+    auto it = entries.upper_bound(at);
+    if (it != entries.begin()) --it;
+    for (; it != entries.end() && it->first < end && at < end; ++it) {
+      const uint64_t last = it->first + it->second.elements;
+      if (last <= at) continue;
+      gap(std::max(at, it->first));
+      const uint64_t n = std::min(last, end) - at;
+      out.push_back({n, plane, it->second.position + (at - it->first)});
+      at += n;
+    }
+  }
+  gap(end);
+}
+
+/// This step's values first, then the committed ones.
+void Residuals::look_up(std::span<const ResidualRange> ranges, std::vector<Found>& out) const {
+  std::vector<Found> step;
+  std::vector<ResidualRange> missing;
+  std::vector<ResidualRange> never;
+  for (const auto& range : ranges) {
+    step.clear();
+    missing.clear();
+    find(latest_, 1 - now_, range, step, missing);
+    size_t next = 0;
+    for (const auto& f : step) {
+      if (f.plane >= 0) {
+        out.push_back(f);
+      } else {
+        find(committed_, now_, missing[next++], out, never);
+      }
+    }
+  }
+}
+
+void Residuals::remove(Layout& layout, const ResidualRange& range) {
+  auto found = layout.find(range.key);
+  if (found == layout.end()) return;
+  auto& entries = found->second;
+  const uint64_t end = range.offset + range.elements;
+  auto it = entries.upper_bound(range.offset);
+  if (it != entries.begin()) --it;
+  while (it != entries.end() && it->first < end) {
+    const uint64_t first = it->first;
+    const Entry e = it->second;
+    const uint64_t last = first + e.elements;
+    if (last <= range.offset) {
+      ++it;
+      continue;
+    }
+    it = entries.erase(it);
+    if (first < range.offset) entries[first] = {range.offset - first, e.position};
+    if (last > end)
+      it = entries.insert_or_assign(end, Entry{last - end, e.position + end - first}).first;
+  }
+}
+
+void Residuals::insert(Layout& layout, std::span<const ResidualRange> ranges, uint64_t position) {
+  for (const auto& r : ranges) {
+    if (r.elements == 0) continue;
+    remove(layout, r);
+    layout[r.key][r.offset] = {r.elements, position};
+    position += r.elements;
+  }
+}
+
+Result<uint64_t> Residuals::take(int plane, uint64_t elements) {
+  auto& used = used_[static_cast<size_t>(plane)];
+  const uint64_t rounded = (elements + kGranule - 1) / kGranule * kGranule;
+  if (used + rounded > memory_.elements)
+    return Status(Code::kResourceExhausted,
+                  fmt::format("the residuals' memory holds {} elements of this rank's shards; {} "
+                              "more are asked for: reserve() counts the gradients of one step",
+                              memory_.elements, used + rounded - memory_.elements));
+  const uint64_t position = used;
+  used += rounded;
+  return position;
+}
+
+Status Residuals::copy(uint64_t to, const Found& from, int to_plane) {
+  const auto target = static_cast<size_t>(to_plane);
+  for (const auto& planes : {memory_.residual, memory_.velocity}) {
+    if (planes[0] == 0) continue;
+    const auto at = address(planes[target], to);
+    if (from.plane < 0)
+      PACELINE_CUDA_CALL(api_, memset_d8_async, at, 0, from.elements * sizeof(float), stream_);
+    else
+      PACELINE_CUDA_CALL(api_, memcpy_dtod_async, at,
+                         address(planes[static_cast<size_t>(from.plane)], from.position),
+                         from.elements * sizeof(float), stream_);
+  }
+  return Status::ok();
+}
+
+Result<Residuals::Place> Residuals::place(std::span<const ResidualRange> ranges) {
+  std::vector<Found> found;
+  look_up(ranges, found);
+  uint64_t elements = 0;
+  bool together = !found.empty();
+  for (const auto& f : found) {
+    together = together && f.plane == found[0].plane && f.plane >= 0 &&
+               f.position == found[0].position + elements;
+    elements += f.elements;
+  }
+  const int next = 1 - now_;
+  const auto at = [&](const auto& planes, int plane, uint64_t position) {
+    return planes[0] == 0 ? 0 : address(planes[static_cast<size_t>(plane)], position);
+  };
+  Place p;
+  if (together && found[0].plane == next && found[0].position % kGranule == 0) {  // twice in a step
+    p.before = p.after = at(memory_.residual, next, found[0].position);
+    p.velocity_before = p.velocity_after = at(memory_.velocity, next, found[0].position);
+    return p;
+  }
+  PACELINE_ASSIGN(auto position, take(next, elements));
+  p.after = at(memory_.residual, next, position);
+  p.velocity_after = at(memory_.velocity, next, position);
+  if (together && found[0].position % kGranule == 0) {
+    p.before = at(memory_.residual, now_, found[0].position);
+    p.velocity_before = at(memory_.velocity, now_, found[0].position);
+  } else {
+    uint64_t to = position;
+    for (const auto& f : found) {
+      PACELINE_RETURN_IF_ERROR(copy(to, f, next));
+      to += f.elements;
+    }
+    p.before = p.after;
+    p.velocity_before = p.velocity_after;
+  }
+  insert(latest_, ranges, position);
+  return p;
+}
+
+Status Residuals::commit() {
+  if (latest_.empty()) return Status::ok();
+  // What this step did not touch is kept.
+  std::vector<Found> in_latest;
+  std::vector<ResidualRange> missing;
+  for (const auto& [key, entries] : committed_) {
+    for (const auto& [offset, e] : entries)
+      find(latest_, 1 - now_, {key, offset, e.elements}, in_latest, missing);
+  }
+  for (const auto& range : missing) {
+    std::vector<Found> found;
+    std::vector<ResidualRange> none;
+    find(committed_, now_, range, found, none);
+    PACELINE_ASSIGN(uint64_t position, take(1 - now_, range.elements));
+    uint64_t to = position;
+    for (const auto& f : found) {
+      PACELINE_RETURN_IF_ERROR(copy(to, f, 1 - now_));
+      to += f.elements;
+    }
+    insert(latest_, {&range, 1}, position);
+  }
+  committed_ = std::move(latest_);
+  latest_.clear();
+  used_[static_cast<size_t>(now_)] = 0;
+  now_ = 1 - now_;
+  return Status::ok();
+}
+
+void Residuals::rollback() {
+  latest_.clear();
+  used_[static_cast<size_t>(1 - now_)] = 0;
+}
+
+Status Residuals::read(uint64_t key, std::span<float> data) {
+  std::fill(data.begin(), data.end(), 0.0F);
+  const auto found = committed_.find(key);
+  if (found == committed_.end()) return Status::ok();
+  for (const auto& [offset, e] : found->second) {
+    if (offset + e.elements > data.size())
+      return {
+          Code::kInvalidArgument,
+          fmt::format("the residual of parameter {} has elements up to {}, the buffer for it {}: "
+                      "its shape changed",
+                      key, offset + e.elements, data.size())};
+    PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, data.data() + offset,
+                       address(memory_.residual[static_cast<size_t>(now_)], e.position),
+                       e.elements * sizeof(float), stream_);
+  }
+  PACELINE_CUDA_CALL(api_, stream_synchronize, stream_);
+  return Status::ok();
+}
+
+Status Residuals::write(uint64_t key, std::span<const float> data) {
+  if (latest_.contains(key))
+    return {Code::kInvalidArgument,
+            fmt::format("the residual of parameter {} can't be set between an all-reduce and the "
+                        "step's commit or rollback",
+                        key)};
+  auto first = std::find_if(data.begin(), data.end(), [](float f) { return f != 0; });
+  auto last = std::find_if(data.rbegin(), data.rend(), [](float f) { return f != 0; }).base();
+  committed_.erase(key);
+  if (first < last) {
+    const ResidualRange range{key, static_cast<uint64_t>(first - data.begin()),
+                              static_cast<uint64_t>(last - first)};
+    PACELINE_ASSIGN(uint64_t position, take(now_, range.elements));
+    PACELINE_CUDA_CALL(api_, memcpy_htod_async,
+                       address(memory_.residual[static_cast<size_t>(now_)], position), &*first,
+                       range.elements * sizeof(float), stream_);
+    if (has_velocity())
+      PACELINE_CUDA_CALL(api_, memset_d8_async,
+                         address(memory_.velocity[static_cast<size_t>(now_)], position), 0,
+                         range.elements * sizeof(float), stream_);
+    insert(committed_, {&range, 1}, position);
+    PACELINE_CUDA_CALL(api_, stream_synchronize, stream_);
+  }
+  return Status::ok();
+}
+
+}  // namespace paceline::gpu

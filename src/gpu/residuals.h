@@ -1,0 +1,108 @@
+// The memory of error feedback on the device: what a rank has not sent yet of its shards, by parameter and element.
+//
+// Two planes of float32. Between two calls of commit() or rollback() lies one step: it reads one plane and writes the
+// other, and commit() turns them around, so neither copies anything. Where a step's buckets cut the parameters as the
+// step before did, an encoding reads and writes in place; after a change (DDP rebuilds its buckets once) the values are
+// gathered by copies on the stream, once. With `velocity`, momentum correction's velocities lie beside them in planes of
+// their own.
+//
+// All work is enqueued on one stream, which no wait for the network must hold up.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "drivers/cuda/api.h"
+
+namespace paceline::gpu {
+
+/// Elements [offset, offset + elements) of the parameter `key`.
+struct ResidualRange {
+  uint64_t key = 0;
+  uint64_t offset = 0;
+  uint64_t elements = 0;
+};
+
+class Residuals {
+ public:
+  struct Memory {
+    std::array<drivers::cuda::DevicePtr, 2> residual{};  ///< planes of `elements` floats
+    std::array<drivers::cuda::DevicePtr, 2> velocity{};  ///< 0: none
+    uint64_t elements = 0;
+  };
+  struct Place {
+    drivers::cuda::DevicePtr before = 0, after = 0;  ///< may be equal
+    drivers::cuda::DevicePtr velocity_before = 0, velocity_after = 0;
+  };
+
+  Residuals(const drivers::cuda::Api& api, drivers::cuda::Stream stream)
+      : api_(api), stream_(stream) {}
+
+  /// Takes over values that are kept in the memory so far. Nothing is under way.
+  Status use(const Memory& memory);
+  [[nodiscard]] bool ready() const { return memory_.elements > 0; }
+  [[nodiscard]] bool has_velocity() const { return memory_.velocity[0] != 0; }
+
+  /// Where the residuals of `ranges`, one after the other, are read and written. What was never used is 0.
+  /// kResourceExhausted: the planes are full.
+  Result<Place> place(std::span<const ResidualRange> ranges);
+  Status commit();
+  void rollback();
+
+  /// [0, data.size()) of a parameter, as of the last commit; what is another rank's, or was never used, is 0.
+  Status read(uint64_t key, std::span<float> data);
+  Status write(uint64_t key, std::span<const float> data);
+  /// Every stretch of committed values: for a kernel that multiplies them.
+  template <class F>
+  Status for_each_committed(F f) {
+    for (const auto& [key, entries] : committed_) {
+      for (const auto& [offset, e] : entries) {
+        PACELINE_RETURN_IF_ERROR(
+            f(address(memory_.residual[static_cast<size_t>(now_)], e.position), e.elements));
+        if (has_velocity())
+          PACELINE_RETURN_IF_ERROR(
+              f(address(memory_.velocity[static_cast<size_t>(now_)], e.position), e.elements));
+      }
+    }
+    return Status::ok();
+  }
+
+ private:
+  struct Entry {
+    uint64_t elements = 0;
+    uint64_t position = 0;  ///< in its plane
+  };
+  using Entries = std::map<uint64_t, Entry>;  ///< by first element; they don't overlap
+  using Layout = std::unordered_map<uint64_t, Entries>;
+  /// A stretch of a range: where it is kept.
+  struct Found {
+    uint64_t elements = 0;
+    int plane = -1;  ///< -1: nowhere, it is 0
+    uint64_t position = 0;
+  };
+
+  static drivers::cuda::DevicePtr address(drivers::cuda::DevicePtr plane, uint64_t position) {
+    return plane + position * sizeof(float);
+  }
+  static void find(const Layout& layout, int plane, const ResidualRange& range,
+                   std::vector<Found>& out, std::vector<ResidualRange>& missing);
+  void look_up(std::span<const ResidualRange> ranges, std::vector<Found>& out) const;
+  static void remove(Layout& layout, const ResidualRange& range);
+  Status copy(uint64_t to, const Found& from, int to_plane);
+  Result<uint64_t> take(int plane, uint64_t elements);
+  void insert(Layout& layout, std::span<const ResidualRange> ranges, uint64_t position);
+
+  const drivers::cuda::Api& api_;
+  drivers::cuda::Stream stream_;
+  Memory memory_;
+  int now_ = 0;                     ///< the plane of committed values
+  std::array<uint64_t, 2> used_{};  ///< elements handed out, by plane
+  Layout committed_, latest_;       ///< in plane now_, in the other
+};
+
+}  // namespace paceline::gpu

@@ -1,0 +1,130 @@
+#include "gpu/wire.h"
+
+#include <cstring>
+
+#include "base/types.h"
+
+namespace paceline::gpu {
+namespace {
+
+Status status_of(paceline_code code, const paceline_comm* comm) {
+  if (code == PACELINE_OK) return Status::ok();
+  const char* text = paceline_error(comm);
+  return {static_cast<Code>(code),
+          text == nullptr || *text == '\0' ? paceline_code_name(code) : text};
+}
+
+}  // namespace
+
+Result<paceline_identity> Wire::identity() const {
+  paceline_identity i{};
+  i.struct_size = sizeof i;
+  PACELINE_RETURN_IF_ERROR(status_of(paceline_comm_identity(comm_, &i), comm_));
+  return i;
+}
+
+Result<std::vector<std::string>> Wire::gather(const std::string& mine, size_t bytes,
+                                              const char* name) const {
+  PACELINE_ASSIGN(auto me, identity());
+  std::string in = mine;
+  in.resize(bytes);
+  std::string out(bytes * static_cast<size_t>(me.size), '\0');
+  paceline_op_args a{};
+  a.struct_size = sizeof a;
+  a.collective = 2;
+  a.dtype = static_cast<int32_t>(DType::kUInt8);
+  a.input = in.data();
+  a.output = out.data();
+  a.count = bytes;
+  a.name = name;
+  PACELINE_RETURN_IF_ERROR(status_of(paceline_run(comm_, &a, nullptr), comm_));
+  std::vector<std::string> all;
+  for (int r = 0; r < me.size; ++r)
+    all.push_back(out.substr(static_cast<size_t>(r) * bytes, bytes));
+  return all;
+}
+
+namespace {
+
+paceline_transfer_args transfer(int rank, uint32_t tag, void* data, uint64_t bytes,
+                                const char* name) {
+  paceline_transfer_args a{};
+  a.struct_size = sizeof a;
+  a.peer = rank;
+  a.tag = tag;
+  a.data = data;
+  a.bytes = bytes;
+  a.name = name;
+  return a;
+}
+
+}  // namespace
+
+Result<paceline_op> Wire::send(int rank, uint32_t tag, const void* data, uint64_t bytes,
+                               const char* name) const {
+  auto a = transfer(rank, tag, const_cast<void*>(data), bytes, name);  // sends only read it
+  paceline_op op = 0;
+  PACELINE_RETURN_IF_ERROR(status_of(paceline_send(comm_, &a, &op), comm_));
+  return op;
+}
+
+Result<paceline_op> Wire::receive(int rank, uint32_t tag, void* data, uint64_t bytes,
+                                  const char* name) const {
+  auto a = transfer(rank, tag, data, bytes, name);
+  paceline_op op = 0;
+  PACELINE_RETURN_IF_ERROR(status_of(paceline_receive(comm_, &a, &op), comm_));
+  return op;
+}
+
+Result<paceline_op> Wire::largest(int32_t* word, const char* name, const char* shape) const {
+  paceline_op_args a{};
+  a.struct_size = sizeof a;
+  a.dtype = static_cast<int32_t>(DType::kInt32);
+  a.reduce_op = static_cast<int32_t>(ReduceOp::kMax);
+  a.input = word;
+  a.output = word;
+  a.count = 1;
+  a.name = name;
+  a.shape = shape;
+  paceline_op op = 0;
+  PACELINE_RETURN_IF_ERROR(status_of(paceline_submit(comm_, &a, &op), comm_));
+  return op;
+}
+
+Status Wire::watch(paceline_op op) const { return status_of(paceline_watch(comm_, op), comm_); }
+
+Status Wire::wait(paceline_op op) const {
+  return status_of(paceline_wait(comm_, op, -1, nullptr), comm_);
+}
+
+bool Wire::ended(double timeout_s, std::vector<WireEnd>& ends) const {
+  constexpr int kMost = 64;
+  paceline_result results[kMost] = {};
+  results[0].struct_size = sizeof results[0];
+  const int n = paceline_wait_any(comm_, timeout_s, results, kMost);
+  if (n < 0) return false;
+  for (int i = 0; i < n; ++i) {
+    WireEnd end{results[i].op, Status::ok()};
+    if (results[i].code != PACELINE_OK) {
+      std::string text(2048, '\0');
+      text.resize(
+          std::min(paceline_op_error(comm_, end.op, text.data(), text.size()), text.size() - 1));
+      end.status = Status(static_cast<Code>(results[i].code),
+                          text.empty() ? paceline_code_name(results[i].code) : text);
+    }
+    ends.push_back(std::move(end));
+  }
+  return true;
+}
+
+Status Wire::health() const { return status_of(paceline_comm_health(comm_), comm_); }
+
+void Wire::abort(const std::string& reason) const { paceline_comm_abort(comm_, reason.c_str()); }
+
+std::string setting(const char* name) {
+  std::string text(256, '\0');
+  text.resize(std::min(paceline_setting(nullptr, name, text.data(), text.size()), text.size() - 1));
+  return text;
+}
+
+}  // namespace paceline::gpu

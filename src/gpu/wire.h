@@ -1,0 +1,48 @@
+// The communicator between the nodes, through its C ABI alone: libpaceline_cuda.so shares no C++ object with
+// libpaceline.so.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "paceline/comm.h"
+
+namespace paceline::gpu {
+
+struct WireEnd {
+  paceline_op op = 0;
+  Status status;
+};
+
+/// Thread-safe, as comm.h is. The handle outlives it.
+class Wire {
+ public:
+  explicit Wire(paceline_comm* comm) : comm_(comm) {}
+
+  Result<paceline_identity> identity() const;
+  /// Blocks: `bytes` of each rank, by rank. All ranks call it.
+  Result<std::vector<std::string>> gather(const std::string& mine, size_t bytes,
+                                          const char* name) const;
+  Result<paceline_op> send(int rank, uint32_t tag, const void* data, uint64_t bytes,
+                           const char* name) const;
+  Result<paceline_op> receive(int rank, uint32_t tag, void* data, uint64_t bytes,
+                              const char* name) const;
+  /// The largest of all ranks' words, in place. `shape` is compared among the ranks.
+  Result<paceline_op> largest(int32_t* word, const char* name, const char* shape) const;
+  Status watch(paceline_op op) const;
+  Status wait(paceline_op op) const;
+  /// Ended operations that were watched; waits for them at most `timeout_s`. False: the communicator is being destroyed.
+  bool ended(double timeout_s, std::vector<WireEnd>& ends) const;
+  Status health() const;
+  void abort(const std::string& reason) const;
+
+ private:
+  paceline_comm* comm_;
+};
+
+/// One of the settings, as text.
+std::string setting(const char* name);
+
+}  // namespace paceline::gpu
