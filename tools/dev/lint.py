@@ -145,7 +145,7 @@ def main() -> int:
         ("clang-format", clang_format(args.fix)),
         ("ruff", ruff(args.fix)),
         ("words", forbidden_words()),
-        ("clang-tidy", [] if args.quick else clang_tidy()),
+        *([] if args.quick else [("clang-tidy", clang_tidy())]),
     ):
         print(f"{name}: {'clean' if not problems else f'{len(problems)} problems'}", flush=True)
         for problem in problems[:60]:

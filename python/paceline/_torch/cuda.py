@@ -3,6 +3,8 @@
 All ranks of a process group decide together, once: a rank that could not would leave the others waiting.
 """
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 
@@ -110,11 +112,11 @@ def _agree(communicator, process_group, device):
     """(CudaCommunicator, "") on every rank, or (anything, why not) on every rank."""
     if communicator.identity.node_count <= 1:
         return None, "its ranks share one node, where NCCL needs no help"
-    reason = _first_reason(process_group, _lacks(device))
+    reason = _first_reason(process_group, device, _lacks(device))
     if reason:
         return None, reason
     made, reason = _create(communicator, device)
-    return made, _first_reason(process_group, reason)
+    return made, _first_reason(process_group, device, reason)
 
 
 def _lacks(device):
@@ -134,10 +136,13 @@ def _create(communicator, device):
         return None, str(error)
 
 
-def _first_reason(process_group, mine):
+def _first_reason(process_group, device, mine):
     """The reason of the first rank that has one; the same on all ranks."""
     reasons = [None] * dist.get_world_size(process_group)
-    dist.all_gather_object(reasons, mine, group=process_group)
+    # NCCL takes the current device, which the script may not have set.
+    there = device is not None and torch.cuda.is_available()
+    with torch.cuda.device(device) if there else contextlib.nullcontext():
+        dist.all_gather_object(reasons, mine, group=process_group)
     found = next(((rank, text) for rank, text in enumerate(reasons) if text), None)
     if found is None:
         return ""

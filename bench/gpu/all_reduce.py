@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""All-reduce of float32 device memory, 1 KB to 1 GB: Paceline's codecs beside NCCL's sockets, and the floor.
+
+    python bench/gpu/all_reduce.py                               # 2 nodes × 2 GPUs, 25 Gb/s
+    python bench/gpu/all_reduce.py --slots 1 --sizes 64KB 16MB    # namespaces may share one GPU
+
+One launch of `paceline lab`; sizes from small to large, paths in turn, medians. The floor is the codec's bytes on a
+node's link at 95 % of the line. Time is the host's, from the call until the device has the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SIZES = ("1KB", "4KB", "16KB", "64KB", "256KB", "1MB", "4MB", "16MB", "64MB", "256MB", "1GB")
+PATHS = ("nccl", "exact", "fp16", "int8", "topk")
+
+
+def parse_size(text):
+    """Bytes of "64KB"; powers of 1024."""
+    units = {"KB": 2**10, "MB": 2**20, "GB": 2**30}
+    try:
+        return int(text[:-2]) * units[text[-2:]]
+    except (ValueError, KeyError):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size; write it like 64KB or 16MB") from None
+
+
+class Rank:
+    """One rank: its GPU, NCCL's fastest group, a communicator of Paceline's for each codec."""
+
+    def __init__(self, args):
+        import torch
+        import torch.distributed as dist
+        import train_paths
+
+        self.torch, self.dist, self.args = torch, dist, args
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.slots = int(os.environ.get("PACELINE_LAB_SLOTS", "1"))
+        self.device = torch.device("cuda", self.rank % torch.cuda.device_count())
+        torch.cuda.set_device(self.device)
+        dist.init_process_group("nccl", device_id=self.device)
+        self.control = dist.new_group(backend="gloo")
+        self.algorithm, self.group, _ = train_paths.fastest_group(self.device, self._try_group)
+        self.line = float(os.environ["PACELINE_LAB_RATE"]) / 8 * 0.95
+        self.made = {path: self._communicator(path) for path in args.paths if path != "nccl"}
+
+    def _communicator(self, path):
+        import train_paths
+
+        import paceline.torch  # noqa: F401
+        from paceline import _cuda
+        from paceline import communicator as core
+        from paceline._torch.stores import TorchStore
+
+        store = TorchStore(self.dist.distributed_c10d._get_default_store())
+        with train_paths.environment(PACELINE_CODEC="none" if path == "exact" else path):
+            below = core.Communicator(rank=self.rank, size=self.size, store=store, prefix=f"curve/{path}")
+            made = _cuda.CudaCommunicator(below, self.device.index)
+        largest = max(self.args.sizes)
+        made.reserve(largest, largest)
+        if self.rank == 0:
+            print(f"{path}: {made.describe()}", flush=True)
+        return made
+
+    def _try_group(self, group):
+        data = self.torch.ones(4 << 20, device=self.device)
+        return min(self._timed(lambda: self.dist.all_reduce(data, group=group)) for _ in range(4))
+
+    def _timed(self, action):
+        self.torch.cuda.synchronize()
+        self.dist.barrier(group=self.control)
+        started = time.perf_counter()
+        action()
+        self.torch.cuda.synchronize()
+        word = self.torch.tensor([time.perf_counter() - started], dtype=self.torch.float64)
+        self.dist.all_reduce(word, self.dist.ReduceOp.MAX, group=self.control)
+        return word.item()
+
+    def _action(self, path, data):
+        from paceline import communicator as core
+
+        if path == "nccl":
+            return lambda: self.dist.all_reduce(data, group=self.group)
+        made = self.made[path]
+        stream = self.torch.cuda.current_stream().cuda_stream
+        segments = core.segment_array([(1, 0, data.numel())])
+
+        def reduce():
+            op = made.all_reduce(data.data_ptr(), data.numel(), 0, stream, segments=segments, name=b"curve")
+            made.join(op, stream)
+            made.wait_arrival()
+
+        return reduce
+
+    def run(self):
+        import train_floor
+
+        rows = []
+        for size in self.args.sizes:
+            data = self.torch.randn(size // 4, device=self.device)
+            actions = {path: self._action(path, data) for path in self.args.paths}
+            seconds = {path: [] for path in actions}
+            for action in actions.values():
+                for _ in range(3):
+                    took = self._timed(action)
+            rounds = max(5, min(40, int(self.args.seconds / max(took, 1e-4) / len(actions))))
+            for _ in range(rounds):
+                for path, action in actions.items():
+                    data.normal_()
+                    seconds[path].append(self._timed(action))
+            for path, taken in seconds.items():
+                codec = "exact" if path == "nccl" else path
+                floor = train_floor.link_bytes(codec, size // 4, self.size // self.slots) / self.line
+                rows.append({"bytes": size, "path": path, "seconds": statistics.median(taken), "floor": floor})
+            if self.rank == 0:
+                self.args.out.write_text(json.dumps({"nccl_algorithm": self.algorithm, "rows": rows}, indent=1))
+                print(line_of(rows[-len(actions) :]), flush=True)
+        for made in self.made.values():
+            made.close()
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def line_of(rows):
+    cells = [f"{r['path']} {r['seconds'] * 1e6:9.0f} us ({r['floor'] / r['seconds']:4.0%})" for r in rows]
+    return f"{rows[0]['bytes']:>11}: " + "  ".join(cells)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--slots", type=int, default=2, help="GPUs on each node")
+    parser.add_argument("--rate", default="25gbit")
+    parser.add_argument("--sizes", nargs="+", type=parse_size, default=[parse_size(s) for s in SIZES])
+    parser.add_argument("--paths", nargs="+", choices=PATHS, default=list(PATHS))
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each size")
+    parser.add_argument("--limit", type=float, default=150, help="seconds in all")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench-gpu" / "all_reduce.json")
+    args = parser.parse_args()
+    if "RANK" in os.environ and "PACELINE_LAB_RATE" in os.environ:
+        os.environ["NCCL_HOSTID"] = f"node{int(os.environ['RANK']) // int(os.environ['PACELINE_LAB_SLOTS'])}"
+        return Rank(args).run()
+    from train import NCCL
+
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    program = str(ROOT / "build" / "bin" / "paceline")
+    command = [program, "lab", "--nodes", str(args.nodes), "--slots", str(args.slots), "--rate", args.rate, "--"]
+    paths = [str(ROOT / "python"), str(ROOT / "tools" / "demo"), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, **NCCL, "PACELINE_TIMEOUT": "30", "PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.run([*command, sys.executable, *sys.argv], env=env, timeout=args.limit, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

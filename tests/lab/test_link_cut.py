@@ -1,0 +1,38 @@
+"""A link that goes down under a running job, for real: an interface of a namespace taken down, with its sockets open."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from lab_tools import ROOT, run_lab
+
+CUTTER = str(Path(__file__).with_name("link_cutter.py"))
+
+
+def ranks_of(seconds, rounds):
+    result = run_lab(
+        "--nodes", "2", "--rate", "1gbit", "--quiet", command=[sys.executable, CUTTER, str(seconds), str(rounds)],
+        prefix=["env", f"PYTHONPATH={os.pathsep.join([str(ROOT / 'python'), os.environ.get('PYTHONPATH', '')])}"],
+        timeout=120,
+    )  # fmt: skip
+    text = result.stdout + result.stderr
+    lines = dict(re.findall(r"rank (\d): (.*)", text))
+    assert sorted(lines) == ["0", "1"], text
+    return lines
+
+
+def test_a_link_that_is_down_for_a_second_costs_time_alone():
+    for line in ranks_of(1, 20).values():
+        found = re.fullmatch(r"20 right sums, a round took ([\d.]+) s at most", line)
+        assert found, line
+        assert 0.5 < float(found[1]) < 10, line  # the outage was felt
+
+
+def test_a_link_that_stays_down_ends_with_a_named_error_after_the_deadline():
+    for rank, line in ranks_of(0, 200).items():
+        found = re.match(r"(\w+) after ([\d.]+) s: (.*)", line)
+        assert found, line
+        assert found[1] in ("TimeoutError", "PeerLostError"), line
+        assert float(found[2]) < 5 + 2, line
+        assert f"rank {1 - int(rank)}" in found[3], line

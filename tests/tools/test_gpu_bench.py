@@ -1,0 +1,79 @@
+"""The training benchmark for GPUs, where there is none: its floor, its plan, and all of it, small, on CPUs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = ROOT / "bench" / "gpu" / "train.py"
+sys.path.insert(0, str(TRAIN.parent))
+
+import train_floor  # noqa: E402
+
+
+def run(*arguments, timeout=120):
+    command = [sys.executable, str(TRAIN), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_floor_of_a_fast_line_is_the_arithmetic():
+    trace = [(0.01, 1e6), (0.02, 1e6)]
+    assert train_floor.floor_seconds(trace, 0.001, 0.025, 1e12) == pytest.approx(0.025)
+
+
+def test_floor_counts_what_is_left_from_each_bucket_on():
+    line = 1e9
+    # The first bucket alone takes longer than all that comes after it is ready.
+    assert train_floor.floor_seconds([(0.01, 5e8), (0.02, 1e6)], 0.0, 0.0, line) == pytest.approx(0.01 + 0.501)
+    # The last one decides.
+    assert train_floor.floor_seconds([(0.01, 1e6), (0.5, 2e8)], 0.003, 0.0, line) == pytest.approx(0.703)
+
+
+def test_bytes_of_the_codecs_on_a_link():
+    million = 10**6
+    assert train_floor.link_bytes("exact", million, 2) == 4e6
+    assert train_floor.link_bytes("exact", million, 4) == 6e6
+    assert train_floor.link_bytes("fp16", million, 2) == 2e6
+    assert train_floor.link_bytes("int8", million, 2) == 1e6
+    assert train_floor.link_bytes("topk", million, 3, 0.01, 2) == pytest.approx(80_000)
+    assert train_floor.link_bytes("fp16", million, 1) == 0
+    with pytest.raises(ValueError, match="gzip"):
+        train_floor.link_bytes("gzip", million, 2)
+
+
+def test_plan_names_models_paths_and_the_first_command():
+    done = run("--plan", "--models", "gpt2", "--nodes", "2", "--slots", "4", "--rate", "50gbit")
+    assert done.returncode == 0, done.stderr
+    assert "354.8 M parameters" in done.stdout and "--slots 4 --rate 50gbit" in done.stdout
+    assert "powersgd" in done.stdout
+
+
+def test_mistakes_are_named():
+    for wrong in (["--models", "resnet5"], ["--paths", "ddp"], ["--set", "PACELINE_LANES"]):
+        done = run("--plan", *wrong)
+        assert done.returncode == 2 and wrong[0] in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_small_on_cpus(tmp_path):
+    done = run(
+        *("--smoke", "--slots", "1", "--rate", "1gbit", "--models", "bert", "--paths", "none", "ddp", "fp16"),
+        *("--rounds", "2", "--limit", "90", "--out", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "train.json").read_text())["models"][0]
+    paths = result["paths"]
+    assert set(paths) == {"none", "ddp", "fp16"} and not result["failed"]
+    assert all(len(figures["rounds"]) == 2 for figures in paths.values())
+    elements = sum(result["trace"]["elements"])
+    assert elements == result["parameters"]
+    # Every other byte less, and what the interface carried is a little more than what was handed to the wire.
+    assert 0.95 * 2 * elements < paths["fp16"]["payload"] < 1.05 * 2 * elements
+    assert paths["fp16"]["payload"] < paths["fp16"]["wire"] < 1.2 * paths["fp16"]["payload"] + 1e5
+    assert paths["none"]["wire"] < 0.1 * paths["ddp"]["wire"]
+    assert paths["fp16"]["floor"] >= paths["none"]["seconds"]
+    assert "fp16" in (tmp_path / "train.txt").read_text()
