@@ -8,6 +8,7 @@ operation, blocks in paceline_wait_any and calls back). Buffers belong to the ca
 
 import atexit
 import ctypes
+import itertools
 import json
 import os
 import socket
@@ -118,12 +119,13 @@ class Communicator:
             error = from_code(code, _text(self._library.paceline_error(None)))
             raise error from (bridge.error if bridge else None)
         self._handle = handle
+        self._serial = next(_serials)
         raw = _library.Identity()
         self._check(self._library.paceline_comm_identity(handle, byref(raw)))
         self.identity = Identity(raw)
         self.rank = raw.rank
         self.size = raw.size
-        _live.add(self)
+        _live[self._serial] = self
 
     # --- operations -----------------------------------------------------------------------------------------------
 
@@ -250,7 +252,7 @@ class Communicator:
             if self._closing or self._handle is None:
                 return
             self._closing = True
-        _live.discard(self)
+        _live.pop(self._serial, None)
         if self._pid != os.getpid():
             return
         for action in reversed(self._before_close):
@@ -411,13 +413,17 @@ def _serve(reference):
         del communicator
 
 
-_live = weakref.WeakSet()
+_live = weakref.WeakValueDictionary()
+_serials = itertools.count()
 
 
 def _close_all():
-    """At interpreter exit: after an exception the other ranks are told at once, otherwise an orderly end."""
+    """At interpreter exit: after an exception the other ranks are told at once, otherwise an orderly end.
+
+    An end waits for the other ranks, so all must come in the same order: the last one made ends first.
+    """
     failed = getattr(sys, "last_value", None)
-    for communicator in list(_live):
+    for _, communicator in sorted(_live.items(), reverse=True):
         if failed is not None:
             communicator.abort(
                 f"rank {communicator.rank} (host {socket.gethostname()}) ended with {type(failed).__name__}: {failed}"
@@ -427,7 +433,7 @@ def _close_all():
 
 def _forget_all():
     """In a forked child the parent's handles must not be touched."""
-    for communicator in list(_live):
+    for communicator in list(_live.values()):
         communicator._handle = None
     _live.clear()
 

@@ -4,6 +4,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from support import MODERN, Launch, environment
@@ -73,6 +74,14 @@ def test_an_uncaught_exception_elsewhere_is_told():
         assert report["kind"] in ("AbortedError", "PeerLostError"), everything
         assert "rank 1" in report["text"], report["text"]
         assert report["at"] - victim["at"] < 5.0
+
+
+def test_several_communicators_end_together_at_exit():
+    started = time.monotonic()
+    done = Launch("many_communicators.py", 2, timeout=50).end()
+    assert not done.hung and done.statuses == ["0", "0"], done.everything()
+    assert all("made 6" in log for log in done.logs), done.everything()
+    assert time.monotonic() - started < 30  # a communicator that another rank does not close waits for 60 s
 
 
 def python(code, **extra):
