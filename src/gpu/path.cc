@@ -356,7 +356,7 @@ Status Path::scale_residuals(double factor) {
                     factor)};
   const CurrentContext current(api_, context_);
   const device::cuda::WireFormat exact;
-  return residuals_->for_each_committed([&](cu::DevicePtr values, uint64_t elements) {
+  return residuals_->for_committed_planes([&](cu::DevicePtr values, uint64_t elements) {
     // Decoding an exact encoding in place multiplies it.
     device::cuda::CombineArguments c;
     c.encoded = {&values, 1};

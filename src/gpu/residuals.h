@@ -9,6 +9,7 @@
 // All work is enqueued on one stream, which no wait for the network must hold up.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -57,22 +58,21 @@ class Residuals {
   /// [0, data.size()) of a parameter, as of the last commit; what is another rank's, or was never used, is 0.
   Status read(uint64_t key, std::span<float> data);
   Status write(uint64_t key, std::span<const float> data);
-  /// Every stretch of committed values: for a kernel that multiplies them.
+  /// f(address, elements) for the committed values as they lie in memory, gaps between parameters included: for a
+  /// kernel that multiplies them. Addresses are aligned as the planes are.
   template <class F>
-  Status for_each_committed(F f) {
-    for (const auto& [key, entries] : committed_) {
-      for (const auto& [offset, e] : entries) {
-        PACELINE_RETURN_IF_ERROR(
-            f(address(memory_.residual[static_cast<size_t>(now_)], e.position), e.elements));
-        if (has_velocity())
-          PACELINE_RETURN_IF_ERROR(
-              f(address(memory_.velocity[static_cast<size_t>(now_)], e.position), e.elements));
-      }
+  Status for_committed_planes(F f) const {
+    const auto plane = static_cast<size_t>(now_);
+    for (const auto begin : {memory_.residual[plane], memory_.velocity[plane]}) {
+      if (begin == 0) continue;
+      for (uint64_t at = 0; at < used_[plane]; at += kStretch)
+        PACELINE_RETURN_IF_ERROR(f(address(begin, at), std::min(kStretch, used_[plane] - at)));
     }
     return Status::ok();
   }
 
  private:
+  static constexpr uint64_t kStretch = uint64_t{1} << 30;  // what one launch takes
   struct Entry {
     uint64_t elements = 0;
     uint64_t position = 0;  ///< in its plane
