@@ -25,75 +25,102 @@ __device__ int quantised(float value, const Scale& scale) {
   return max(-127, min(127, __float2int_rn(__fmul_rn(value, scale.inverse))));
 }
 
+/// A lane's share of a block: four neighbours in each of kRounds runs of 128.
+template <class From, bool kWhole>
+struct Share {
+  const Int8Encode& a;
+  uint64_t begin;  ///< of its elements in the tensor
+  float v[kRounds][4];
+
+  __device__ Share(const Int8Encode& argument, uint64_t first) : a(argument), begin(first) {
+    Pack<typename From::Bits, 4> g[kRounds];
+    Pack<float, 4> residual[kRounds];
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      g[r] = load<typename From::Bits>(a.gradient, r);
+      residual[r].quad = make_uint4(0, 0, 0, 0);
+      if (a.residual != 0) residual[r] = load<float>(a.residual, r);
+    }
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        v[r][e] = __fmaf_rn(From::widen(g[r].of[e]), a.scale, residual[r].of[e]);
+  }
+  [[nodiscard]] __device__ bool inside(int r, int e) const {
+    return kWhole || begin + r * 128 + e < a.elements;
+  }
+  template <class Bits>
+  [[nodiscard]] __device__ Pack<Bits, 4> load(Address from, int r) const {
+    const Bits* here = at<const Bits>(from) + begin + r * 128;
+    Pack<Bits, 4> pack;
+    if constexpr (kWhole) {
+      pack = Pack<Bits, 4>::load(here);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) pack.of[e] = inside(r, e) ? here[e] : Bits{0};
+    }
+    return pack;
+  }
+  [[nodiscard]] __device__ uint32_t largest() const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) bits = max(bits, magnitude_bits(v[r][e]));
+    return __reduce_max_sync(kAllLanes, bits);
+  }
+  __device__ void store(const Scale& scale) const {
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      Pack<int8_t, 4> out;
+      Pack<float, 4> left;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int steps = quantised(v[r][e], scale);
+        out.of[e] = static_cast<int8_t>(steps);
+        left.of[e] = __fsub_rn(v[r][e], __fmul_rn(static_cast<float>(steps), scale.step));
+      }
+      if (!scale.finite && a.residual != 0) left = load<float>(a.residual, r);
+      int8_t* values = at<int8_t>(a.values) + begin + r * 128;
+      float* next = at<float>(a.next_residual) + begin + r * 128;
+      if constexpr (kWhole) {
+        out.store(values);
+        if (a.residual != 0) left.store(next);
+      } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (begin + r * 128 + e < (a.elements + 15) / 16 * 16) values[e] = out.of[e];
+          if (a.residual != 0 && inside(r, e)) next[e] = left.of[e];
+        }
+      }
+    }
+  }
+};
+
+template <class From, bool kWhole>
+__device__ void encode_block(const Int8Encode& a, uint64_t block, uint64_t blocks) {
+  const uint32_t lane = threadIdx.x % 32;
+  const Share<From, kWhole> share(a, block * kInt8Block + lane * 4);
+  const Scale scale = scale_of(share.largest());
+  float* scales = at<float>(a.scales);
+  if (lane == 0) scales[block] = scale.step;
+  const uint64_t unused =
+      blocks + lane;  // zeros behind the last scale, up to a multiple of 16 bytes
+  if (block + 1 == blocks && unused / 4 == (blocks - 1) / 4) scales[unused] = 0;
+  add_report(a.report, scale.finite ? 0 : kNonFinite);
+  share.store(scale);
+}
+
 template <class From>
 __device__ void encode(const Int8Encode& a) {
   const uint64_t block = uint64_t{blockIdx.x} * (kInt8Threads / 32) + threadIdx.x / 32;
   const uint64_t blocks = (a.elements + kInt8Block - 1) / kInt8Block;
   if (block >= blocks) return;
-  const uint32_t lane = threadIdx.x % 32;
-  const uint64_t begin = block * kInt8Block + lane * 4;
-  const bool whole = (block + 1) * kInt8Block <= a.elements;
-  const auto* gradient = at<const typename From::Bits>(a.gradient) + begin;
-  const float* residual = at<const float>(a.residual) + begin;
-  const auto inside = [&](int r, int e) { return whole || begin + r * 128 + e < a.elements; };
-
-  Pack<typename From::Bits, 4> g[kRounds];
-  Pack<float, 4> v[kRounds];
-#pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    if (whole) {
-      g[r] = Pack<typename From::Bits, 4>::load(gradient + r * 128);
-      if (a.residual != 0) v[r] = Pack<float, 4>::load(residual + r * 128);
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (!whole) g[r].of[e] = inside(r, e) ? gradient[r * 128 + e] : typename From::Bits{0};
-      if (a.residual == 0) v[r].of[e] = 0.0F;
-      if (!whole && a.residual != 0) v[r].of[e] = inside(r, e) ? residual[r * 128 + e] : 0.0F;
-    }
-  }
-  uint32_t largest = 0;
-#pragma unroll
-  for (int r = 0; r < kRounds; ++r)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      v[r].of[e] = __fmaf_rn(From::widen(g[r].of[e]), a.scale, v[r].of[e]);
-      largest = max(largest, magnitude_bits(v[r].of[e]));
-    }
-  largest = __reduce_max_sync(kAllLanes, largest);
-  const Scale scale = scale_of(largest);
-  if (lane == 0) at<float>(a.scales)[block] = scale.step;
-  if (block + 1 == blocks && lane > 0 && (blocks + lane - 1) / 4 == (blocks - 1) / 4)
-    at<float>(a.scales)[blocks + lane - 1] = 0;
-  add_report(a.report, scale.finite ? 0 : kNonFinite);
-
-  int8_t* values = at<int8_t>(a.values) + begin;
-  float* next = at<float>(a.next_residual) + begin;
-#pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    Pack<int8_t, 4> out;
-    Pack<float, 4> left;
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int steps = quantised(v[r].of[e], scale);
-      out.of[e] = static_cast<int8_t>(steps);
-      left.of[e] = __fsub_rn(v[r].of[e], __fmul_rn(static_cast<float>(steps), scale.step));
-    }
-    if (whole) {
-      out.store(values + r * 128);
-      if (a.residual == 0) continue;
-      if (!scale.finite) left = Pack<float, 4>::load(residual + r * 128);
-      left.store(next + r * 128);
-      continue;
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const uint64_t i = begin + r * 128 + e;
-      if (i < (a.elements + 15) / 16 * 16) values[r * 128 + e] = out.of[e];
-      if (a.residual != 0 && inside(r, e))
-        next[r * 128 + e] = scale.finite ? left.of[e] : residual[r * 128 + e];
-    }
-  }
+  if ((block + 1) * kInt8Block <= a.elements)
+    encode_block<From, true>(a, block, blocks);
+  else
+    encode_block<From, false>(a, block, blocks);
 }
 
 template <class To>

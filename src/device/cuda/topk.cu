@@ -18,9 +18,9 @@ __device__ void combine(const TopKCombine& c) {
   bool finite = true;
   for (uint32_t source = threadIdx.x; source < c.sources; source += kTopKCombineThreads) {
     const auto* starts = at<const uint32_t>(c.encoded[source]);
-    from[source] = starts[tile];
-    to[source] = starts[tile + 1];
-    exponents[source] = at<const uint8_t>(c.encoded[source] + c.exponents_offset)[tile];
+    from[source] = __ldca(starts + tile);
+    to[source] = __ldca(starts + tile + 1);
+    exponents[source] = __ldca(at<const uint8_t>(c.encoded[source] + c.exponents_offset) + tile);
     if (exponents[source] == 255) finite = false;
     if (from[source] > to[source] || to[source] > c.entries) {
       report |= kCorrupted;
@@ -35,10 +35,11 @@ __device__ void combine(const TopKCombine& c) {
     const Address encoded = c.encoded[source];
     const Unit unit(min(exponents[source], 254));
     for (uint32_t i = from[source] + threadIdx.x; i < to[source]; i += kTopKCombineThreads) {
-      const uint16_t offset = at<const uint16_t>(encoded + c.offsets_offset)[i];
-      const float value = c.fp16_values != 0
-                              ? unit.decode(at<const uint16_t>(encoded + c.values_offset)[i])
-                              : at<const float>(encoded + c.values_offset)[i];
+      const uint16_t offset = __ldca(at<const uint16_t>(encoded + c.offsets_offset) + i);
+      const float value =
+          c.fp16_values != 0
+              ? unit.decode(__ldca(at<const uint16_t>(encoded + c.values_offset) + i))
+              : __ldca(at<const float>(encoded + c.values_offset) + i);
       if (offset < count)
         sum[offset] = __fadd_rn(sum[offset], value);
       else

@@ -5,16 +5,15 @@
 
 namespace paceline::device::cuda {
 
-/// Calls visit(|v|'s bits) for the thread's samples.
-template <class From, class Visit>
-__device__ void each_sample(const TopK& k, Visit visit) {
-  constexpr int kBatch = 4;
+/// Calls visit(|v|'s bits) for the thread's samples, `kBatch` × 4 of them under way at a time.
+template <class From, bool kMomentum, int kBatch, class Visit>
+__device__ void visit_samples(const TopK& k, Visit visit) {
   constexpr uint32_t kUnits = kSampleChunk / 4;
   const uint32_t units = k.sample_chunks * kUnits;
   const uint32_t stride = gridDim.x * kSampleThreads;
   for (uint32_t first = blockIdx.x * kSampleThreads + threadIdx.x; first < units;
        first += kBatch * stride) {
-    Fresh<From, Velocity::kAsked> fresh[kBatch];
+    Fresh<From, kMomentum> fresh[kBatch];
     uint32_t begin[kBatch];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
@@ -22,7 +21,10 @@ __device__ void each_sample(const TopK& k, Visit visit) {
       begin[b] = unit < units ? sampled_chunk(unit / kUnits, k.sample_step) * kSampleChunk +
                                     unit % kUnits * 4
                               : 0xFFFFFFF0U;
-      fresh[b].load(k, begin[b]);
+      if (uint64_t{begin[b]} + 4 <= k.elements)
+        fresh[b].load(k, begin[b]);
+      else
+        fresh[b].load_some(k, begin[b]);
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b)
@@ -30,6 +32,14 @@ __device__ void each_sample(const TopK& k, Visit visit) {
       for (int e = 0; e < 4; ++e)
         if (uint64_t{begin[b]} + e < k.elements) visit(magnitude_bits(fresh[b].value(k, e)));
   }
+}
+
+template <class From, class Visit>
+__device__ void each_sample(const TopK& k, Visit visit) {
+  if (k.velocity != 0)
+    visit_samples<From, true, 2>(k, visit);
+  else
+    visit_samples<From, false, 4>(k, visit);
 }
 
 /// The sum over the lanes up to this one.

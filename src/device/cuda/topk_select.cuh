@@ -67,81 +67,137 @@ struct Places {
 };
 static_assert(kTurns <= 4);
 
-template <class From, bool kMomentum>
-__device__ void select(const TopK& k) {
+/// A thread's share of a tile, from its inputs to what stays behind.
+template <class From, bool kMomentum, bool kWhole>
+struct Share {
+  const TopK& k;
+  uint64_t begin;  ///< of its elements in the tensor
+  float v[kTurns][4];
+  float u[kMomentum ? kTurns : 1][4];
+  uint32_t mask = 0;     ///< bit 4 r + e: v[r][e] reaches the threshold
+  uint32_t largest = 0;  ///< of |v|'s bits
+
+  __device__ Share(const TopK& argument, uint64_t first) : k(argument), begin(first) {
+    Fresh<From, kMomentum> fresh[kTurns];
+#pragma unroll
+    for (int r = 0; r < kTurns; ++r) {
+      if (kWhole)
+        fresh[r].load(k, begin + r * 128);
+      else
+        fresh[r].load_some(k, begin + r * 128);
+    }
+    const uint32_t threshold = at<const TopKState>(k.state)->threshold;
+#pragma unroll
+    for (int r = 0; r < kTurns; ++r)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        v[r][e] = fresh[r].value(k, e);
+        if constexpr (kMomentum) u[r][e] = fresh[r].new_velocity(k, e);
+        const uint32_t bits = magnitude_bits(v[r][e]);
+        largest = max(largest, bits);
+        mask |= (bits >= threshold ? 1U : 0U) << (4 * r + e);
+      }
+  }
+  [[nodiscard]] __device__ bool reaches(int r, int e) const {
+    return (mask >> (4 * r + e) & 1U) != 0;
+  }
+  /// Whether v[r][e] is there.
+  [[nodiscard]] __device__ bool inside(int r, int e) const {
+    return kWhole || begin + r * 128 + e < k.elements;
+  }
+  __device__ void store(Address to, int r, const Pack<float, 4>& pack) const {
+    float* at_turn = at<float>(to) + begin + r * 128;
+    if constexpr (kWhole) {
+      pack.store(at_turn);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (inside(r, e)) at_turn[e] = pack.of[e];
+    }
+  }
+
+  /// Writes what stays behind when all entries of the tile travel; that nearly always is so.
+  __device__ void leave(const Unit& unit) const {
+#pragma unroll
+    for (int r = 0; r < kTurns; ++r) {
+      Pack<float, 4> left, velocity;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        left.of[e] = v[r][e];
+        if (reaches(r, e))
+          left.of[e] =
+              k.fp16_values != 0 ? __fsub_rn(v[r][e], unit.decode(unit.encode(v[r][e]))) : 0.0F;
+        if constexpr (kMomentum) velocity.of[e] = reaches(r, e) ? 0.0F : u[r][e];
+      }
+      if (k.residual != 0) store(k.next_residual, r, left);
+      if (kMomentum) store(k.next_velocity, r, velocity);
+    }
+  }
+  /// The tile holds an Inf or NaN: residual and velocity stay as they were.
+  __device__ void keep() const {
+    for (int r = 0; r < kTurns; ++r)
+      for (int e = 0; e < 4; ++e) {
+        const uint64_t i = begin + r * 128 + e;
+        if (!inside(r, e)) continue;
+        if (k.residual != 0) at<float>(k.next_residual)[i] = at<const float>(k.residual)[i];
+        if (kMomentum) at<float>(k.next_velocity)[i] = at<const float>(k.velocity)[i];
+      }
+  }
+  /// Writes the entries, the first of them at `rank` in each turn; what has no place any more stays behind whole.
+  __device__ void send(const Places& places, uint32_t first, const Unit& unit) const {
+#pragma unroll
+    for (int r = 0; r < kTurns; ++r) {
+      uint32_t rank = first + (places.before >> (8 * r) & 255U);
+      first += places.totals >> (8 * r) & 255U;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (!reaches(r, e)) continue;
+        send_one(rank++, r, e, unit);
+      }
+    }
+  }
+  __device__ void send_one(uint32_t rank, int r, int e, const Unit& unit) const {
+    const uint64_t i = begin + r * 128 + e;
+    if (rank < k.entries) {
+      at<uint16_t>(k.offsets)[rank] = static_cast<uint16_t>(i % kTopKTile);
+      if (k.fp16_values != 0)
+        at<uint16_t>(k.values)[rank] = unit.encode(v[r][e]);
+      else
+        at<float>(k.values)[rank] = v[r][e];
+      return;
+    }
+    if (k.residual != 0) at<float>(k.next_residual)[i] = v[r][e];
+    if constexpr (kMomentum) at<float>(k.next_velocity)[i] = u[r][e];
+  }
+};
+
+template <class From, bool kMomentum, bool kWhole>
+__device__ void select_tile(const TopK& k) {
   __shared__ uint32_t warp_counts[kWarps], warp_largest[kWarps], tiles_before;
   const uint32_t tile = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint64_t begin = uint64_t{tile} * kTopKTile + warp * (kTopKTile / kWarps) + lane * 4;
-  auto* state = at<TopKState>(k.state);
-  auto* words = reinterpret_cast<uint64_t*>(state + 1);
+  auto* words = reinterpret_cast<uint64_t*>(at<TopKState>(k.state) + 1);
+  Share<From, kMomentum, kWhole> share(
+      k, uint64_t{tile} * kTopKTile + warp * (kTopKTile / kWarps) + lane * 4);
 
-  Fresh<From, kMomentum ? Velocity::kThere : Velocity::kNone> fresh[kTurns];
-#pragma unroll
-  for (int r = 0; r < kTurns; ++r) fresh[r].load(k, begin + r * 128);
-  const uint32_t threshold = state->threshold;
-  float v[kTurns][4], u[kTurns][4];
-  uint32_t mask = 0, largest = 0;
-#pragma unroll
-  for (int r = 0; r < kTurns; ++r)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      v[r][e] = fresh[r].value(k, e);
-      if (kMomentum) u[r][e] = fresh[r].new_velocity(k, e);
-      const uint32_t bits = magnitude_bits(v[r][e]);
-      largest = max(largest, bits);
-      mask |= (bits >= threshold ? 1U : 0U) << (4 * r + e);
-    }
-
-  const Places places(mask);
-  largest = __reduce_max_sync(kAllLanes, largest);
+  const Places places(share.mask);
+  uint32_t largest = __reduce_max_sync(kAllLanes, share.largest);
   if (lane == 0) {
     warp_counts[warp] = places.total();
     warp_largest[warp] = largest;
   }
   __syncthreads();
   const uint32_t counts = lane < kWarps ? warp_counts[lane] : 0;
-  uint32_t total = __reduce_add_sync(kAllLanes, counts);
   const uint32_t in_warps = __reduce_add_sync(kAllLanes, lane < warp ? counts : 0);
   largest = __reduce_max_sync(kAllLanes, lane < kWarps ? warp_largest[lane] : 0);
   const bool finite = largest < kInfinity;
-  if (!finite) total = mask = 0;
+  const uint32_t total = finite ? __reduce_add_sync(kAllLanes, counts) : 0;
   if (threadIdx.x == 0) publish(words + tile, (tile == 0 ? kSumKnown : kCountKnown) | total);
 
-  // What stays behind when all entries of the tile travel; that nearly always is so.
   const Unit unit(largest >> 23);
-  float* next = at<float>(k.next_residual) + begin;
-  float* next_velocity = at<float>(k.next_velocity) + begin;
-#pragma unroll
-  for (int r = 0; r < kTurns; ++r) {
-    Pack<float, 4> left, left_velocity;
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const bool sent = (mask >> (4 * r + e) & 1U) != 0;
-      left.of[e] = v[r][e];
-      if (sent)
-        left.of[e] =
-            k.fp16_values != 0 ? __fsub_rn(v[r][e], unit.decode(unit.encode(v[r][e]))) : 0.0F;
-      if (kMomentum) left_velocity.of[e] = sent ? 0.0F : u[r][e];
-    }
-    const uint64_t i = begin + r * 128;
-    if (i + 4 <= k.elements) {
-      if (!finite && k.residual != 0) left = Pack<float, 4>::load(at<const float>(k.residual) + i);
-      if (k.residual != 0) left.store(next + r * 128);
-      if (!kMomentum) continue;
-      if (!finite) left_velocity = Pack<float, 4>::load(at<const float>(k.velocity) + i);
-      left_velocity.store(next_velocity + r * 128);
-      continue;
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (i + e >= k.elements) continue;
-      if (k.residual != 0)
-        next[r * 128 + e] = finite ? left.of[e] : at<const float>(k.residual)[i + e];
-      if (kMomentum)
-        next_velocity[r * 128 + e] =
-            finite ? left_velocity.of[e] : at<const float>(k.velocity)[i + e];
-    }
-  }
+  if (finite)
+    share.leave(unit);
+  else
+    share.keep();
 
   if (warp == 0) {
     const uint32_t before = tile == 0 ? 0 : look_back(words, tile);
@@ -156,27 +212,15 @@ __device__ void select(const TopK& k) {
   }
   if (total == 0) return;
   __syncthreads();
-  uint32_t in_turns = tiles_before + in_warps;
-#pragma unroll
-  for (int r = 0; r < kTurns; ++r) {
-    uint32_t rank = in_turns + (places.before >> (8 * r) & 255U);
-    in_turns += places.totals >> (8 * r) & 255U;
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if ((mask >> (4 * r + e) & 1U) == 0) continue;
-      if (rank < k.entries) {
-        at<uint16_t>(k.offsets)[rank] = static_cast<uint16_t>((begin + r * 128 + e) % kTopKTile);
-        if (k.fp16_values != 0)
-          at<uint16_t>(k.values)[rank] = unit.encode(v[r][e]);
-        else
-          at<float>(k.values)[rank] = v[r][e];
-      } else {
-        if (k.residual != 0) next[r * 128 + e] = v[r][e];
-        if (kMomentum) next_velocity[r * 128 + e] = u[r][e];
-      }
-      ++rank;
-    }
-  }
+  share.send(places, tiles_before + in_warps, unit);
+}
+
+template <class From, bool kMomentum>
+__device__ void select(const TopK& k) {
+  if ((uint64_t{blockIdx.x} + 1) * kTopKTile <= k.elements)
+    select_tile<From, kMomentum, true>(k);
+  else
+    select_tile<From, kMomentum, false>(k);
 }
 
 }  // namespace paceline::device::cuda

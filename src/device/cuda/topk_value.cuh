@@ -5,35 +5,30 @@
 
 namespace paceline::device::cuda {
 
-/// Whether there is a velocity: known where it is compiled, or asked of the argument.
-enum class Velocity { kNone, kThere, kAsked };
-
-/// Loads first, arithmetic later: several are under way at a time. What lies beyond the end counts as zero.
-template <class From, Velocity kVelocity>
+/// Four neighbours of each input. Loads first, arithmetic later: several are under way at a time. What lies beyond the
+/// end counts as zero.
+template <class From, bool kMomentum>
 struct Fresh {
   Pack<typename From::Bits, 4> gradient;
   Pack<float, 4> residual, velocity;
 
-  static __device__ bool has_velocity(const TopK& k) {
-    return kVelocity == Velocity::kAsked ? k.velocity != 0 : kVelocity == Velocity::kThere;
-  }
-
   __device__ void load(const TopK& k, uint64_t begin) {
-    if (begin + 4 <= k.elements) {
-      gradient =
-          Pack<typename From::Bits, 4>::load(at<const typename From::Bits>(k.gradient) + begin);
-      residual.quad = velocity.quad = make_uint4(0, 0, 0, 0);
-      if (k.residual != 0) residual = Pack<float, 4>::load(at<const float>(k.residual) + begin);
-      if (has_velocity(k)) velocity = Pack<float, 4>::load(at<const float>(k.velocity) + begin);
-      return;
-    }
+    gradient =
+        Pack<typename From::Bits, 4>::load(at<const typename From::Bits>(k.gradient) + begin);
+    residual.quad = make_uint4(0, 0, 0, 0);
+    if (k.residual != 0) residual = Pack<float, 4>::load(at<const float>(k.residual) + begin);
+    if (kMomentum) velocity = Pack<float, 4>::load(at<const float>(k.velocity) + begin);
+  }
+  /// Where the end may lie among the four.
+  __device__ void load_some(const TopK& k, uint64_t begin) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const bool inside = begin + e < k.elements;
+      const uint64_t i = begin + e;
+      const bool inside = i < k.elements;
       gradient.of[e] =
-          inside ? at<const typename From::Bits>(k.gradient)[begin + e] : typename From::Bits{0};
-      residual.of[e] = inside && k.residual != 0 ? at<const float>(k.residual)[begin + e] : 0.0F;
-      velocity.of[e] = inside && has_velocity(k) ? at<const float>(k.velocity)[begin + e] : 0.0F;
+          inside ? at<const typename From::Bits>(k.gradient)[i] : typename From::Bits{0};
+      residual.of[e] = inside && k.residual != 0 ? at<const float>(k.residual)[i] : 0.0F;
+      if (kMomentum) velocity.of[e] = inside ? at<const float>(k.velocity)[i] : 0.0F;
     }
   }
   /// velocity' = momentum · velocity + gradient · scale
@@ -41,7 +36,7 @@ struct Fresh {
     return __fmaf_rn(k.momentum, velocity.of[e], __fmul_rn(From::widen(gradient.of[e]), k.scale));
   }
   [[nodiscard]] __device__ float value(const TopK& k, int e) const {
-    if (has_velocity(k)) return __fadd_rn(new_velocity(k, e), residual.of[e]);
+    if (kMomentum) return __fadd_rn(new_velocity(k, e), residual.of[e]);
     return __fmaf_rn(From::widen(gradient.of[e]), k.scale, residual.of[e]);
   }
 };
