@@ -9,7 +9,7 @@ import time
 import torch
 import torch.distributed as dist
 from checks import check, run
-from gpu_world import DEVICE, RANK, SIZE, assert_same_bits, gather, settings
+from gpu_world import DEVICE, NODES, RANK, SIZE, SLOTS, assert_same_bits, gather, settings
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -78,8 +78,8 @@ def the_model_travels_through_paceline():
     after = attachment.endpoint.communicator.stats()
     size = sum(p.numel() * 4 for p in model.parameters())
     assert after["operations"] - before["operations"] >= 3
-    sent = after["wire_bytes"] - before["wire_bytes"]
-    wanted = 3 * size * 2 * (SIZE - 1) / SIZE
+    sent = (after["wire_bytes"] - before["wire_bytes"]) * SLOTS
+    wanted = 3 * size * 2 * (NODES - 1) / NODES
     assert abs(sent / wanted - 1) < 0.03, (sent, wanted)
 
 

@@ -11,6 +11,11 @@ from paceline import _cuda
 from paceline import communicator as core
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+SLOTS = int(os.environ["PACELINE_LAB_SLOTS"])
+NODES = SIZE // SLOTS
+if torch.cuda.device_count() // NODES < SLOTS:
+    # Ranks of a node share a GPU: NCCL allows that to what it takes for different hosts.
+    os.environ["NCCL_HOSTID"] = f"rank{RANK}"
 DEVICE = torch.device("cuda", RANK % torch.cuda.device_count())
 torch.cuda.set_device(DEVICE)
 dist.init_process_group("gloo")

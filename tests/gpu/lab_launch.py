@@ -28,11 +28,20 @@ def environment(**extra):
 class LabRun:
     """One finished launch: exit code, everything printed, each rank's report (a dict)."""
 
-    def __init__(self, script, nodes, arguments=(), timeout=90, grace="5s", **extra):
+    def __init__(self, script, nodes, arguments=(), timeout=90, grace="5s", slots=1, **extra):
         with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as folder:
             report = str(Path(folder) / "report")
-            command = [str(PROGRAM), "lab", "--nodes", str(nodes), "--rate", "25gbit", "--no-calibration", "--quiet"]
-            command += ["--grace", grace, "--", sys.executable, str(HERE / script), *arguments]
+            command = [str(PROGRAM), "lab", "--nodes", str(nodes), "--slots", str(slots), "--rate", "25gbit"]
+            command += [
+                "--no-calibration",
+                "--quiet",
+                "--grace",
+                grace,
+                "--",
+                sys.executable,
+                str(HERE / script),
+                *arguments,
+            ]
             env = environment(CHECKS_REPORT=report, **extra)
             process = subprocess.Popen(
                 command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -50,7 +59,7 @@ class LabRun:
                     output, _ = process.communicate()
             self.code = process.returncode
             self.output = output.decode(errors="replace")
-            self.reports = [self._read(f"{report}.{rank}") for rank in range(nodes)]
+            self.reports = [self._read(f"{report}.{rank}") for rank in range(nodes * slots)]
 
     @staticmethod
     def _read(path):

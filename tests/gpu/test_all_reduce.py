@@ -22,3 +22,12 @@ def test_two_nodes_four_lanes_one_hardware_queue(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_three_nodes(name):
     three.expect(name)
+
+
+two_by_two = LabSuite("checks_all_reduce.py", 2, slots=2, timeout=150)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_nodes_of_two_ranks(name):
+    """NCCL inside the nodes, Paceline between them."""
+    two_by_two.expect(name)
