@@ -14,6 +14,7 @@ using plan::Collective;
 // Local work per operation and per call of progress(): small enough that the wire is looked after
 // every few tens of microseconds, large enough that looking costs nothing.
 constexpr uint64_t kWorkSlice = 256 * 1024;
+constexpr uint64_t kWorkBudget = 2 * kWorkSlice;  // of all operations in one call, the oldest first
 constexpr Time kAdmissionPatience = 20 * kMillisecond;
 constexpr std::size_t kIdleExecutors = 4;
 constexpr std::size_t kRemembered = 256;
@@ -228,7 +229,8 @@ Result<OpId> EngineImpl::submit(const Operation& o, Time now) {
   r.state = Record::State::kWaitingForScratch;
   ++waiting_;
   // First come, first served: an operation that needs scratch does not pass one that waits for it.
-  if (waiting_ == 1 || r.executor->plan().plan.scratch_bytes == 0) try_start(r, false);
+  const bool may_start = waiting_ == 1 || r.executor->plan().plan.scratch_bytes == 0;
+  if (may_start && !interlude_.is_open) try_start(r, false);
   return r.id;
 }
 
@@ -447,10 +449,13 @@ bool EngineImpl::progress(Time now, std::vector<OpId>& ended) {
   }
   for (const auto& l : events_.losses) on_loss(l);
   if (failure_) {
-    for (std::size_t i = 0; i < active_.size(); ++i) {
+    // The oldest first: what is to be sent leaves before more is made ready.
+    uint64_t done = 0;
+    for (std::size_t i = 0; i < active_.size() && done < kWorkBudget; ++i) {
       Record& r = *records_[active_[i]];
       if (r.state != Record::State::kRunning || r.transfer || !r.executor->has_work()) continue;
-      moved |= r.executor->work(kWorkSlice, channel_);
+      done += r.executor->work(kWorkSlice, channel_, interlude_);
+      moved = true;
       r.last_move = now_;
       last_any_move_ = now_;
       auto before = active_.size();

@@ -76,6 +76,7 @@ class EngineImpl final : public Engine {
   EngineImpl(const EngineOptions& options, const bootstrap::Topology& topology,
              wire::Channel& channel);
 
+  void set_interlude(Interlude* interlude) override { interlude_.outer = interlude; }
   Result<OpId> submit(const Operation& operation, Time now) override;
   Result<OpId> send(const Transfer& transfer, Time now) override;
   Result<OpId> receive(const Transfer& transfer, Time now) override;
@@ -141,7 +142,24 @@ class EngineImpl final : public Engine {
   void on_farewell();
   void try_goodbye();
 
+  /// While it is open nothing starts: what was submitted waits for the end of progress().
+  struct OpenInterlude final : Interlude {
+    Interlude* outer = nullptr;
+    bool is_open = false;
+    void begin() override {
+      if (outer == nullptr) return;
+      is_open = true;
+      outer->begin();
+    }
+    void end() override {
+      if (outer == nullptr) return;
+      outer->end();
+      is_open = false;
+    }
+  };
+
   EngineOptions options_;
+  OpenInterlude interlude_;
   bootstrap::Topology topology_;
   wire::Channel& channel_;
   std::vector<std::unique_ptr<Group>> groups_;

@@ -36,6 +36,23 @@ std::span<float> floats(std::byte* p, uint64_t bytes) {
   return {reinterpret_cast<float*>(p), bytes / sizeof(float)};
 }
 
+/// An interlude for as long as it lives, where so many bytes are worth one.
+class Open {
+ public:
+  Open(Interlude& interlude, uint64_t bytes) : interlude_(bytes >= kWorth ? &interlude : nullptr) {
+    if (interlude_ != nullptr) interlude_->begin();
+  }
+  Open(const Open&) = delete;
+  Open& operator=(const Open&) = delete;
+  ~Open() {
+    if (interlude_ != nullptr) interlude_->end();
+  }
+
+ private:
+  static constexpr uint64_t kWorth = 64 * 1024;
+  Interlude* interlude_;
+};
+
 }  // namespace
 
 Executor::Executor(std::shared_ptr<PreparedPlan> plan) : plan_(std::move(plan)) {
@@ -184,8 +201,7 @@ void Executor::absorb(uint32_t step, uint64_t offset, std::span<const std::byte>
   codec::decode_reduce_dense(request.codec, request.op, data.data(), into);
 }
 
-bool Executor::work(uint64_t budget, wire::Channel& channel) {
-  bool any = false;
+uint64_t Executor::work(uint64_t budget, wire::Channel& channel, Interlude& interlude) {
   uint64_t used = 0;
   while (failure_ && has_work() && used < budget) {
     if (current_ == plan::kNoStep) {
@@ -195,47 +211,58 @@ bool Executor::work(uint64_t budget, wire::Channel& channel) {
       slice_done_ = 0;
     }
     bool finished = false;
-    used += run_slice(current_, budget - used, finished) + 64;
-    any = true;
+    used += run_slice(current_, budget - used, finished, interlude) + 64;
     if (!finished) continue;
     auto step = current_;
     current_ = plan::kNoStep;
     if (failure_) release(step, channel);
   }
-  return any;
+  return used;
 }
 
 // Handles at most about `budget` bytes of a local step, from where the last slice ended. Steps that
 // can't be cut (sparse ones) run whole.
-uint64_t Executor::run_slice(uint32_t step, uint64_t budget, bool& finished) {
+uint64_t Executor::run_slice(uint32_t step, uint64_t budget, bool& finished, Interlude& interlude) {
   const Step& s = plan_->plan.steps[step];
+  finished = true;
+  const bool adds_up = s.kind == StepKind::kDecode || s.kind == StepKind::kDecodeReduce;
+  if (is_sparse(plan_->plan.request) && (adds_up || s.kind == StepKind::kEncode))
+    return run_sparse(s, step, interlude);
+  // The step's length, counted in what it reads (its destination, where it reads nothing).
+  const bool by_dst = s.kind == StepKind::kZero || s.kind == StepKind::kScale || adds_up;
+  const uint64_t total = by_dst ? s.dst.bytes : s.src.bytes;
+  const uint64_t n =
+      std::min(total - slice_done_, std::max(kSliceAlign, budget / kSliceAlign * kSliceAlign));
+  {
+    const Open open(interlude, n);
+    run_dense(s, slice_done_, n);
+  }
+  slice_done_ += n;
+  finished = slice_done_ == total;
+  return n;
+}
+
+uint64_t Executor::run_sparse(const Step& s, uint32_t step, Interlude& interlude) {
+  if (s.kind == StepKind::kEncode) {
+    encode(s, step, interlude);
+    return s.src.bytes;
+  }
+  const auto bytes =
+      s.bytes_from == plan::kNoStep ? s.src.bytes : std::min(s.src.bytes, lengths_[s.bytes_from]);
+  Status status;
+  {
+    const Open open(interlude, s.dst.bytes);
+    status = codec::decode_add_topk({at(s.src), bytes}, floats(at(s.dst), s.dst.bytes),
+                                    static_cast<float>(1.0 / s.divisor));
+  }
+  if (!status) fail(status);
+  return s.dst.bytes / 8;
+}
+
+// Bytes [from, from + n) of a step of a dense operation.
+void Executor::run_dense(const Step& s, uint64_t from, uint64_t n) {
   const auto& request = plan_->plan.request;
   const auto size = dtype_size(request.dtype);
-  finished = true;
-  if (is_sparse(request)) {
-    switch (s.kind) {
-      case StepKind::kEncode:
-        encode(s, step);
-        return s.src.bytes;
-      case StepKind::kDecode:
-      case StepKind::kDecodeReduce: {
-        auto bytes = s.bytes_from == plan::kNoStep ? s.src.bytes
-                                                   : std::min(s.src.bytes, lengths_[s.bytes_from]);
-        auto status = codec::decode_add_topk({at(s.src), bytes}, floats(at(s.dst), s.dst.bytes),
-                                             static_cast<float>(1.0 / s.divisor));
-        if (!status) fail(status);
-        return s.dst.bytes / 8;
-      }
-      default:
-        break;
-    }
-  }
-  // The step's length, counted in what it reads (its destination, where it reads nothing).
-  const bool by_dst = s.kind == StepKind::kZero || s.kind == StepKind::kScale ||
-                      s.kind == StepKind::kDecode || s.kind == StepKind::kDecodeReduce;
-  const uint64_t total = by_dst ? s.dst.bytes : s.src.bytes;
-  const uint64_t from = slice_done_;
-  uint64_t n = std::min(total - from, std::max(kSliceAlign, budget / kSliceAlign * kSliceAlign));
   std::byte* dst = at(s.dst);
   const std::byte* src = at(s.src);
   switch (s.kind) {
@@ -263,20 +290,18 @@ uint64_t Executor::run_slice(uint32_t step, uint64_t budget, bool& finished) {
     default:
       break;
   }
-  slice_done_ = from + n;
-  finished = slice_done_ == total;
-  return n;
 }
 
 // Top-k: which elements of the operation's buffer `s.src` holds follows from its place in the input
 // or output.
-void Executor::encode(const Step& s, uint32_t step) {
+void Executor::encode(const Step& s, uint32_t step, Interlude& interlude) {
   auto elements = s.src.bytes / sizeof(float);
   if (binding_.residuals == nullptr) return fail({Code::kInternal, "top-k without residuals"});
   auto runs = binding_.residuals->runs(s.src.offset / sizeof(float), elements);
   if (!runs) return fail(runs.status());
   const auto& spec = plan_->plan.request.codec;
   std::byte* src = at(s.src);
+  const Open open(interlude, s.src.bytes);
   auto encoded = s.clears
                      ? codec::encode_topk_clearing(spec, floats(src, s.src.bytes), *runs, at(s.dst))
                      : codec::encode_topk(spec, floats(src, s.src.bytes), *runs, at(s.dst));

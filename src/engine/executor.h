@@ -49,9 +49,9 @@ class Executor {
   void start(const Binding& binding, wire::Channel& channel);
   /// One of this executor's messages has been carried.
   void complete(uint32_t step, const wire::Completion& completion, wire::Channel& channel);
-  /// Runs local steps until about `budget` bytes have been handled. Returns true when anything was
-  /// done.
-  bool work(uint64_t budget, wire::Channel& channel);
+  /// Runs local steps until about `budget` bytes have been handled. Returns how many were. `interlude` is open while
+  /// a step that takes long computes.
+  uint64_t work(uint64_t budget, wire::Channel& channel, Interlude& interlude);
 
   [[nodiscard]] bool done() const { return remaining_ == 0; }
   /// After a failure there is none.
@@ -87,8 +87,10 @@ class Executor {
   void make_ready(uint32_t step, wire::Channel& channel);
   void post(uint32_t step, wire::Channel& channel);
   void absorb(uint32_t step, uint64_t offset, std::span<const std::byte> data);
-  uint64_t run_slice(uint32_t step, uint64_t budget, bool& finished);
-  void encode(const plan::Step& s, uint32_t step);
+  uint64_t run_slice(uint32_t step, uint64_t budget, bool& finished, Interlude& interlude);
+  uint64_t run_sparse(const plan::Step& s, uint32_t step, Interlude& interlude);
+  void run_dense(const plan::Step& s, uint64_t from, uint64_t n);
+  void encode(const plan::Step& s, uint32_t step, Interlude& interlude);
   std::byte* at(const plan::Range& r);
   void fail(Status why, Rank peer = -1);
   [[nodiscard]] uint32_t digest_for(const plan::Step& s) const;

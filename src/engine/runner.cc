@@ -39,7 +39,10 @@ RunnerOptions runner_options_for(int local_size) {
 Time Runner::now() { return SteadyClock().now(); }
 
 Runner::Runner(Engine& engine, wire::Channel& channel, RunnerOptions options)
-    : engine_(engine), channel_(channel), options_(options), thread_([this] { thread_main(); }) {}
+    : engine_(engine), channel_(channel), options_(options) {
+  engine_.set_interlude(this);
+  thread_ = std::thread([this] { thread_main(); });
+}
 
 Runner::~Runner() {
   if (!thread_.joinable()) return;
@@ -52,11 +55,41 @@ Runner::~Runner() {
     turn_.notify_all();
   }
   thread_.join();
+  engine_.set_interlude(nullptr);
+}
+
+void Runner::begin() {
+  computing_ = true;
+  stepping_->unlock();
+}
+
+void Runner::end() {
+  stepping_->lock();
+  computing_ = false;
+  if (outside_ > 0) computed_.notify_all();
+}
+
+// For what may go on during an interlude. A driver between two steps lets those pass that wait here.
+Runner::Lock Runner::enter() {
+  entrants_.fetch_add(1, std::memory_order_relaxed);
+  Lock lock(mutex_);
+  entrants_.fetch_sub(1, std::memory_order_relaxed);
+  return lock;
+}
+
+// For everything else that touches the engine.
+Runner::Lock Runner::quiet() {
+  Lock lock = enter();
+  ++outside_;
+  computed_.wait(lock, [this] { return !computing_; });
+  --outside_;
+  return lock;
 }
 
 // One look at everything. The caller is the driver and holds the mutex.
-bool Runner::step() {
+bool Runner::step(Lock& lock) {
   ended_.clear();
+  stepping_ = &lock;
   bool moved = engine_.progress(now(), ended_);
   for (OpId id : ended_) publish(id);
   return moved;
@@ -82,12 +115,17 @@ void Runner::publish(OpId id) {
 }
 
 void Runner::relax(Lock& lock) const {
+  constexpr int kPatience = 2000;
   lock.unlock();
-  if (options_.yield) {
-    sched_yield();
-  } else {
-    pause_cpu();
-  }
+  // A mutex is not fair: who has let go of it would have it again before a sleeper is awake.
+  int looks = 0;
+  do {
+    if (options_.yield) {
+      sched_yield();
+    } else {
+      pause_cpu();
+    }
+  } while (entrants_.load(std::memory_order_relaxed) > 0 && ++looks < kPatience);
   lock.lock();
 }
 
@@ -115,11 +153,17 @@ bool Runner::wait_until(Lock& lock, Time until, Done done) {
   bool mine = false;
   bool ok = true;
   Time idle_since = 0;
-  while (!done()) {
+  while (computing_ || !done()) {
     const Time t = now();
     if (t >= until) {
       ok = false;
       break;
+    }
+    if (computing_) {  // nothing ends meanwhile
+      ++outside_;
+      computed_.wait_for(lock, span(std::min<Time>(until - t, 100 * kMillisecond)));
+      --outside_;
+      continue;
     }
     if (!mine && driving_) {
       if (runner_drives_) {
@@ -132,7 +176,7 @@ bool Runner::wait_until(Lock& lock, Time until, Done done) {
       continue;
     }
     driving_ = mine = true;
-    if (step()) {
+    if (step(lock)) {
       idle_since = 0;
       continue;
     }
@@ -198,7 +242,7 @@ void Runner::thread_main() {
       continue;
     }
     driving_ = runner_drives_ = true;
-    bool moved = step();
+    bool moved = step(lock);
     driving_ = runner_drives_ = false;
     if (moved || pending_ > 0) continue;
     sleep(lock, kNever);
@@ -214,7 +258,7 @@ void Runner::serve(Lock& lock) {
   };
   while (wanted()) {
     driving_ = runner_drives_ = true;
-    const bool moved = step();
+    const bool moved = step(lock);
     const Time t = now();
     if (moved) {
       idle_since = 0;
@@ -244,15 +288,15 @@ Result<OpId> Runner::added(Result<OpId> id) {
 }
 
 Result<OpId> Runner::submit(const Operation& operation) {
-  Lock lock(mutex_);
+  Lock lock = enter();
   return added(engine_.submit(operation, now()));
 }
 Result<OpId> Runner::send(const Transfer& transfer) {
-  Lock lock(mutex_);
+  Lock lock = enter();
   return added(engine_.send(transfer, now()));
 }
 Result<OpId> Runner::receive(const Transfer& transfer) {
-  Lock lock(mutex_);
+  Lock lock = enter();
   return added(engine_.receive(transfer, now()));
 }
 
@@ -263,7 +307,7 @@ Outcome Runner::take(OpId id) {
 }
 
 Result<Outcome> Runner::run(const Operation& operation) {
-  Lock lock(mutex_);
+  Lock lock = enter();
   auto id = engine_.submit(operation, now());
   if (!id) return id.status();
   ++pending_;
@@ -330,65 +374,66 @@ std::string Runner::error_of(OpId id) {
 }
 
 Result<GroupId> Runner::create_group(std::span<const Rank> ranks) {
-  Lock lock(mutex_);
+  Lock lock = quiet();
   return engine_.create_group(ranks);
 }
 Status Runner::destroy_group(GroupId id) {
-  Lock lock(mutex_);
+  Lock lock = quiet();
   return engine_.destroy_group(id);
 }
 void Runner::abort(const Status& why) {
-  Lock lock(mutex_);
+  Lock lock = quiet();
   engine_.abort(why);
   kick();
   if (polling_ > 0) channel_.wake();
 }
 Status Runner::health() {
-  Lock lock(mutex_);
+  Lock lock = quiet();
   return engine_.health();
 }
 Statistics Runner::statistics() {
-  Lock lock(mutex_);
+  Lock lock = quiet();
   return engine_.statistics();
 }
 wire::Counters Runner::counters() {
-  Lock lock(mutex_);
+  Lock lock = quiet();
   return channel_.counters();
 }
 Result<plan::PlanRequest> Runner::request_for(const Operation& operation) {
-  Lock lock(mutex_);
+  Lock lock = quiet();
   return engine_.request_for(operation);
 }
 void Runner::commit_residuals() {
-  Lock lock(mutex_);
+  Lock lock = quiet();
   engine_.commit_residuals();
 }
 void Runner::rollback_residuals() {
-  Lock lock(mutex_);
+  Lock lock = quiet();
   engine_.rollback_residuals();
 }
 Status Runner::scale_residuals(double factor) {
-  Lock lock(mutex_);
+  Lock lock = quiet();
   return engine_.scale_residuals(factor);
 }
 Status Runner::read_residual(uint64_t key, std::span<float> data) {
-  Lock lock(mutex_);
+  Lock lock = quiet();
   return engine_.read_residual(key, data);
 }
 Status Runner::write_residual(uint64_t key, std::span<const float> data) {
-  Lock lock(mutex_);
+  Lock lock = quiet();
   return engine_.write_residual(key, data);
 }
 
 Status Runner::close(Time timeout) {
   Status how;
   {
-    Lock lock(mutex_);
+    Lock lock = quiet();
     if (stopping_) return Status::ok();
     closing_ = true;
     any_turn_.notify_all();
     const Time deadline = after(now(), timeout);
     wait_until(lock, after(deadline, kSecond), [&] { return engine_.finish(now(), deadline); });
+    computed_.wait(lock, [this] { return !computing_; });
     how = engine_.health();
     stopping_ = true;
     channel_.wake();

@@ -8,7 +8,9 @@
 // next caller will fetch anyway.
 //
 // All members are thread-safe. The engine and the channel are touched under one mutex only, and
-// nothing of the caller's runs under it.
+// nothing of the caller's runs under it. The driver lets go of it while the engine computes (an
+// interlude): a submitter neither waits for a bucket to be encoded nor starves behind a driver that
+// takes the mutex again at once.
 #pragma once
 
 #include <atomic>
@@ -35,7 +37,7 @@ struct RunnerOptions {
 /// What fits a node with so many ranks on it.
 RunnerOptions runner_options_for(int local_size);
 
-class Runner {
+class Runner final : private Interlude {
  public:
   /// An ended operation, as wait_any() reports it.
   struct Ended {
@@ -47,7 +49,7 @@ class Runner {
   Runner(Engine& engine, wire::Channel& channel, RunnerOptions options);
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
-  ~Runner();
+  ~Runner() override;
 
   Result<OpId> submit(const Operation& operation);
   Result<OpId> send(const Transfer& transfer);
@@ -85,9 +87,13 @@ class Runner {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
+  void begin() override;
+  void end() override;
+  Lock enter();
+  Lock quiet();
   void thread_main();
   void serve(Lock& lock);
-  bool step();
+  bool step(Lock& lock);
   void relax(Lock& lock) const;
   void sleep(Lock& lock, Time until);
   template <class Done>
@@ -107,6 +113,11 @@ class Runner {
   std::condition_variable turn_;  ///< for waiting callers: the role is free, or something ended
   std::condition_variable runner_turn_;  ///< for the runner's thread, when it is not in poll()
   std::condition_variable any_turn_;     ///< for wait_any()
+  std::condition_variable computed_;     ///< an interlude has ended
+  std::atomic<int> entrants_{0};         ///< submitters at the mutex
+  Lock* stepping_ = nullptr;             ///< the driver's hold on the mutex, within step()
+  bool computing_ = false;               ///< an interlude is open: most of the engine is off limits
+  int outside_ = 0;                      ///< threads in computed_
   bool driving_ = false;                 ///< some thread is the driver
   bool runner_drives_ = false;           ///< and it is the runner's thread
   bool long_nap_ = false;       ///< the runner's thread must be told when the last caller leaves
