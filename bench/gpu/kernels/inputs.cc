@@ -36,6 +36,10 @@ float value_of(Kind kind, uint64_t bits, uint64_t index, uint64_t elements) {
       break;
     case Kind::kSparse:
       return bits % 1000 == 0 ? normal_of(bits) : 0.0F;
+    case Kind::kTies:
+      return bits % 100 >= 3 ? 0.0F : bits % 3 == 0 ? 1.0F : -1.0F;
+    case Kind::kClustered:
+      return normal_of(bits) * (index > elements / 50 * 49 ? 1.0F : 1e-2F);
     case Kind::kDenormal:
       return float_of(static_cast<uint32_t>(bits) & 0x807FFFFFU);
     case Kind::kAnyBits: {
@@ -53,7 +57,8 @@ float value_of(Kind kind, uint64_t bits, uint64_t index, uint64_t elements) {
 }  // namespace
 
 const char* kind_name(Kind kind) {
-  constexpr const char* kNames[] = {"normal", "0.1 % dense", "denormal", "any exponent", "Inf/NaN"};
+  constexpr const char* kNames[] = {"normal",   "0.1 % dense",  "ties",   "clustered",
+                                    "denormal", "any exponent", "Inf/NaN"};
   return kNames[static_cast<int>(kind)];
 }
 

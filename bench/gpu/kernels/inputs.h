@@ -9,12 +9,13 @@
 
 namespace bench {
 
-enum class Kind { kNormal, kSparse, kDenormal, kAnyBits, kNonFinite };
-inline constexpr Kind kKinds[] = {Kind::kNormal, Kind::kSparse, Kind::kDenormal, Kind::kAnyBits,
+enum class Kind { kNormal, kSparse, kTies, kClustered, kDenormal, kAnyBits, kNonFinite };
+inline constexpr Kind kKinds[] = {Kind::kNormal,    Kind::kSparse,   Kind::kTies,
+                                  Kind::kClustered, Kind::kDenormal, Kind::kAnyBits,
                                   Kind::kNonFinite};
 const char* kind_name(Kind kind);
 
-/// kSparse: 0.1 % are not zero. kAnyBits: every finite pattern. kNonFinite: normal, with an Inf, -Inf or NaN here and
+/// kSparse: 0.1 % are not zero. kTies: 3 % are 1 or -1, the rest zero. kClustered: one fiftieth, at the end, is larger. kAnyBits: every finite pattern. kNonFinite: normal, with an Inf, -Inf or NaN here and
 /// there (at least one).
 std::vector<std::byte> make_input(paceline::DType dtype, uint64_t elements, Kind kind,
                                   uint64_t seed);

@@ -251,7 +251,7 @@ void Bench::top_k_parts(uint64_t elements) {
   };
   auto kernels = Kernels::load(timed, 0);
   must(kernels.status());
-  std::vector<double> parts[3];
+  std::vector<double> parts[4];
   for (int i = 0; i < kRuns; ++i) {
     EncodeArguments a = arguments(DType::kFloat32, elements, i);
     a.residual = residuals_[i % kSets].address();
@@ -266,8 +266,9 @@ void Bench::top_k_parts(uint64_t elements) {
       parts[part].push_back(gpu_.elapsed(these[part], these[part + 1]));
     for (const Event event : these) gpu_.api().event_destroy(event);
   }
-  constexpr const char* kNames[] = {"  clear + coarse sample", "  fine sample", "  select"};
-  for (int part = 0; part < 3; ++part)
+  constexpr const char* kNames[] = {"  clear + coarse sample", "  fine sample", "  select",
+                                    "  gather"};
+  for (int part = 0; part < 4; ++part)
     rows_.push_back({kNames[part], elements, median(parts[part]), 0, 0, 0, ""});
 }
 

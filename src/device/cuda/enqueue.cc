@@ -15,8 +15,8 @@ using drivers::cuda::DevicePtr;
 /// Samples that make the count of entries follow the ratio: with s samples above the threshold the count's relative
 /// spread is 1 / sqrt(s), 0.83 % here.
 constexpr double kSamplesAbove = 14400;
-/// How far below `entries` the threshold aims, in spreads: more than `entries` are met once in 700 calls.
-constexpr double kMargin = 3;
+/// How far below `entries` the threshold aims, in spreads: more than `entries` are met once in 160 calls.
+constexpr double kMargin = 2.5;
 /// Up to so many elements all are sampled: it costs less than what the launches cost.
 constexpr uint64_t kSampleAll = uint64_t{1} << 21;
 
@@ -112,6 +112,7 @@ void plan_sample(TopK& k) {
 
 Status encode_top_k(Launcher& launcher, const WireFormat& format, const EncodeArguments& a) {
   const TopKLayout layout = top_k_layout(format, a.elements);
+  const TopKScratch scratch = top_k_scratch(format, a.elements);
   TopK k{};
   k.gradient = a.gradient;
   k.residual = a.residual;
@@ -120,6 +121,11 @@ Status encode_top_k(Launcher& launcher, const WireFormat& format, const EncodeAr
   k.next_velocity = a.next_velocity;
   k.report = a.report;
   k.state = a.state;
+  k.groups = a.state + scratch.groups;
+  k.counts = a.state + scratch.counts;
+  k.slot_offsets = a.state + scratch.slot_offsets;
+  k.slot_values = a.state + scratch.slot_values;
+  k.slot = scratch.slot;
   k.starts = a.encoded;
   k.exponents = a.encoded + layout.exponents;
   k.offsets = a.encoded + layout.offsets;
@@ -132,7 +138,7 @@ Status encode_top_k(Launcher& launcher, const WireFormat& format, const EncodeAr
   k.momentum = a.momentum;
   k.fp16_values = format.fp16_values ? 1 : 0;
   plan_sample(k);
-  PACELINE_RETURN_IF_ERROR(launcher.clear(a.state, state_bytes(format, a.elements)));
+  PACELINE_RETURN_IF_ERROR(launcher.clear(a.state, scratch.counts));
   const uint32_t sampling = grid(uint64_t{k.sample_chunks} * kSampleChunk, 4 * kSampleThreads,
                                  2 * launcher.multiprocessors());
   PACELINE_RETURN_IF_ERROR(launcher.launch(of_dtype(KernelId::topk_coarse_f32, format.dtype),
@@ -140,7 +146,10 @@ Status encode_top_k(Launcher& launcher, const WireFormat& format, const EncodeAr
   PACELINE_RETURN_IF_ERROR(launcher.launch(of_dtype(KernelId::topk_fine_f32, format.dtype),
                                            sampling, kSampleThreads, &k));
   const KernelId select = a.velocity != 0 ? KernelId::topk_momentum_f32 : KernelId::topk_select_f32;
-  return launcher.launch(of_dtype(select, format.dtype), k.tiles, kTopKThreads, &k);
+  PACELINE_RETURN_IF_ERROR(
+      launcher.launch(of_dtype(select, format.dtype), k.tiles, kTopKThreads, &k));
+  return launcher.launch(of_dtype(KernelId::topk_gather_f32, format.dtype), k.tiles, kGatherThreads,
+                         &k);
 }
 
 template <class Argument>

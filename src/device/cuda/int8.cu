@@ -132,7 +132,7 @@ __device__ void combine(const Int8Combine& a) {
        base += uint64_t{gridDim.x} * kDenseTile) {
     if (base + kDenseTile <= a.elements) {
       float sum[kTurns][kCount];
-#pragma unroll 2
+#pragma unroll 4
       for (uint32_t source = 0; source < a.sources; ++source) {
         const float* scales = at<const float>(a.encoded[source]);
         const int8_t* values = at<const int8_t>(a.encoded[source] + a.values_offset);

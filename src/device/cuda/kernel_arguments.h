@@ -34,7 +34,8 @@ inline constexpr uint32_t kDenseTile = 4096;   ///< elements that a block takes 
 inline constexpr uint32_t kDenseBlocks = 32;   ///< at most, per multiprocessor
 inline constexpr uint32_t kInt8Threads = 256;  ///< a warp takes a block of elements
 inline constexpr uint32_t kSampleThreads = 512;
-inline constexpr uint32_t kTopKThreads = 512;  ///< a block takes a tile
+inline constexpr uint32_t kTopKThreads = 512;    ///< a block takes a tile
+inline constexpr uint32_t kGatherThreads = 128;  ///< a block takes a tile
 inline constexpr uint32_t kTopKCombineThreads = 256;
 
 using Address = uint64_t;
@@ -69,7 +70,8 @@ struct Int8Combine {
   Address encoded[kSourceLimit];
 };
 
-/// The head of EncodeArguments::state; behind it lies one 64-bit word per tile.
+/// The head of EncodeArguments::state. Behind it lie, from select to gather: the sums of groups of kTileGroup tiles, the
+/// tiles' counts (kNoSlot set: the tile has no slot), and a slot of `slot` offsets and values per tile.
 struct TopKState {
   uint32_t coarse_bin;   ///< the coarse bin that holds the threshold
   uint32_t coarse_rank;  ///< which of that bin's samples, counted from the largest, from 1
@@ -78,13 +80,17 @@ struct TopKState {
   uint32_t unused[3];
   uint32_t coarse[kBins], fine[kBins];
 };
+inline constexpr uint32_t kTileGroup = 128;
+inline constexpr uint32_t kNoSlot = 0x80000000U;
 
 struct TopK {
-  Address gradient, residual, next_residual, velocity, next_velocity, report, state;
-  Address starts, exponents, offsets, values, end;  ///< of the encoding
+  Address gradient, residual, next_residual, velocity, next_velocity, report;
+  Address state, groups, counts, slot_offsets, slot_values;  ///< the last four lie in the state
+  Address starts, exponents, offsets, values, end;           ///< of the encoding
   uint64_t elements;
   uint32_t entries;  ///< at most
   uint32_t tiles;
+  uint32_t slot;  ///< entries
   float scale, momentum;
   uint32_t fp16_values;
   uint32_t sample_chunks, sample_step;  ///< one chunk in every `sample_step` chunks
@@ -148,6 +154,9 @@ PACELINE_ON_BOTH constexpr uint32_t sampled_chunk(uint32_t index, uint32_t step)
   X(topk_momentum_f32, TopK)       \
   X(topk_momentum_f16, TopK)       \
   X(topk_momentum_bf16, TopK)      \
+  X(topk_gather_f32, TopK)         \
+  X(topk_gather_f16, TopK)         \
+  X(topk_gather_bf16, TopK)        \
   X(topk_combine_f32, TopKCombine) \
   X(topk_combine_f16, TopKCombine) \
   X(topk_combine_bf16, TopKCombine)

@@ -40,6 +40,22 @@ TopKLayout top_k_layout(const WireFormat& format, uint64_t elements) {
   return layout;
 }
 
+TopKScratch top_k_scratch(const WireFormat& format, uint64_t elements) {
+  const TopKLayout layout = top_k_layout(format, elements);
+  TopKScratch scratch{};
+  // Four times a tile's share: at most a quarter of the tiles can have more.
+  const double share = format.ratio * kTopKTile * 4;
+  scratch.slot = static_cast<uint32_t>(
+      padded(static_cast<uint64_t>(std::clamp(share, 64.0, double{kTopKTile}))));
+  scratch.groups = sizeof(TopKState);
+  scratch.counts = scratch.groups + padded(parts(layout.tiles, kTileGroup) * sizeof(uint32_t));
+  scratch.slot_offsets = scratch.counts + padded(uint64_t{layout.tiles} * sizeof(uint32_t));
+  const uint64_t slots = uint64_t{layout.tiles} * scratch.slot;
+  scratch.slot_values = scratch.slot_offsets + slots * sizeof(uint16_t);
+  scratch.bytes = scratch.slot_values + slots * (format.fp16_values ? 2 : 4);
+  return scratch;
+}
+
 uint64_t top_k_entries(const WireFormat& format, uint64_t elements) {
   if (format.codec != WireCodec::kTopK || elements == 0) return 0;
   const double share = std::floor(format.ratio * static_cast<double>(elements));
@@ -63,7 +79,7 @@ uint64_t encoded_bytes(const WireFormat& format, uint64_t elements) {
 
 uint64_t state_bytes(const WireFormat& format, uint64_t elements) {
   if (format.codec != WireCodec::kTopK || elements == 0) return 0;
-  return padded(sizeof(TopKState) + parts(elements, kTopKTile) * sizeof(uint64_t));
+  return top_k_scratch(format, elements).bytes;
 }
 
 }  // namespace paceline::device::cuda

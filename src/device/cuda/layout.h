@@ -29,8 +29,17 @@ struct TopKLayout {
   uint64_t exponents, offsets, values, bytes;  ///< starts come first
 };
 
+/// Where things lie in EncodeArguments::state, behind TopKState.
+struct TopKScratch {
+  uint64_t groups, counts, slot_offsets, slot_values, bytes;
+  uint32_t
+      slot;  ///< entries that a tile may hand from select to gather; tiles with more take longer
+};
+
 [[nodiscard]] Int8Layout int8_layout(uint64_t elements);
 [[nodiscard]] TopKLayout top_k_layout(const WireFormat& format, uint64_t elements);
+
+[[nodiscard]] TopKScratch top_k_scratch(const WireFormat& format, uint64_t elements);
 
 /// The type of a dense codec's elements on the wire.
 [[nodiscard]] DType dense_wire_dtype(const WireFormat& format);

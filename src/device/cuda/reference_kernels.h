@@ -34,6 +34,7 @@ template <class From>
 void sample_fine(const TopK& argument);
 template <class From>
 void select_top_k(const TopK& argument);
+void gather_top_k(const TopK& argument);
 template <class To>
 void combine_top_k(const TopKCombine& argument);
 

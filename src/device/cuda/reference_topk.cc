@@ -132,9 +132,10 @@ void select_top_k(const TopK& k) {
     const Unit unit(tile->largest >> 23);
     for (uint64_t i = 0; i < tile->count; ++i) {
       auto [stays, velocity] = tile->fresh[i];
-      if (magnitude_bits(stays) >= threshold && rank++ < k.entries) {
-        stays = send(k, rank - 1, i, stays, unit);
+      if (magnitude_bits(stays) >= threshold) {
         velocity = 0;
+        if (rank < k.entries) stays = send(k, rank, i, stays, unit);
+        ++rank;
       }
       if (k.residual != 0) next[tile->begin + i] = stays;
       if (k.velocity != 0) next_velocity[tile->begin + i] = velocity;
@@ -142,6 +143,9 @@ void select_top_k(const TopK& k) {
   }
   starts[k.tiles] = static_cast<uint32_t>(std::min<uint64_t>(rank, k.entries));
 }
+
+/// The device selects into slots first and gathers them here; on the host select has written the encoding already.
+void gather_top_k(const TopK& /*argument*/) {}
 
 template <class To>
 void combine_top_k(const TopKCombine& c) {

@@ -1,8 +1,20 @@
 // Top-k with error feedback: threshold, selection, and decoding of several encodings at once.
+#include "device/cuda/topk_gather.cuh"
 #include "device/cuda/topk_select.cuh"
 
 namespace paceline::device::cuda {
 namespace {
+
+struct Entry {
+  uint32_t offset, value;  ///< the value's bits as they were sent
+};
+
+__device__ inline Entry load_entry(const TopKCombine& c, uint32_t source, uint32_t i) {
+  const Address encoded = c.encoded[source];
+  return {__ldca(at<const uint16_t>(encoded + c.offsets_offset) + i),
+          c.fp16_values != 0 ? __ldca(at<const uint16_t>(encoded + c.values_offset) + i)
+                             : __ldca(at<const uint32_t>(encoded + c.values_offset) + i)};
+}
 
 /// A tile of the output lies in shared memory while the sources' entries are added, source after source; inside a
 /// source no two entries meet. So the sum's order is the sources', whatever runs first.
@@ -31,21 +43,36 @@ __device__ void combine(const TopKCombine& c) {
     reinterpret_cast<float4*>(sum)[i] = make_float4(0, 0, 0, 0);
   finite = __syncthreads_and(finite ? 1 : 0) != 0;
 
-  for (uint32_t source = 0; source < c.sources; ++source) {
-    const Address encoded = c.encoded[source];
-    const Unit unit(min(exponents[source], 254));
-    for (uint32_t i = from[source] + threadIdx.x; i < to[source]; i += kTopKCombineThreads) {
-      const uint16_t offset = __ldca(at<const uint16_t>(encoded + c.offsets_offset) + i);
-      const float value =
-          c.fp16_values != 0
-              ? unit.decode(__ldca(at<const uint16_t>(encoded + c.values_offset) + i))
-              : __ldca(at<const float>(encoded + c.values_offset) + i);
-      if (offset < count)
-        sum[offset] = __fadd_rn(sum[offset], value);
-      else
-        report |= kCorrupted;
+  // The first entries of several sources are under way together; they are added in turn.
+  constexpr uint32_t kBatch = 4;
+  for (uint32_t first = 0; first < c.sources; first += kBatch) {
+    Entry entries[kBatch];
+#pragma unroll
+    for (uint32_t j = 0; j < kBatch; ++j) {
+      const uint32_t source = first + j;
+      if (source >= c.sources) break;
+      const uint32_t i = from[source] + threadIdx.x;
+      if (i < to[source]) entries[j] = load_entry(c, source, i);
     }
-    __syncthreads();
+#pragma unroll
+    for (uint32_t j = 0; j < kBatch; ++j) {
+      const uint32_t source = first + j;
+      if (source >= c.sources) break;
+      const Unit unit(min(exponents[source], 254));
+      const auto add = [&](const Entry& entry) {
+        const float value = c.fp16_values != 0 ? unit.decode(static_cast<uint16_t>(entry.value))
+                                               : __uint_as_float(entry.value);
+        if (entry.offset < count)
+          sum[entry.offset] = __fadd_rn(sum[entry.offset], value);
+        else
+          report |= kCorrupted;
+      };
+      uint32_t i = from[source] + threadIdx.x;
+      if (i < to[source]) add(entries[j]);
+      for (i += kTopKCombineThreads; i < to[source]; i += kTopKCombineThreads)
+        add(load_entry(c, source, i));
+      __syncthreads();
+    }
   }
 
   auto* output = at<typename To::Bits>(c.output) + begin;
@@ -86,6 +113,10 @@ __device__ void combine(const TopKCombine& c) {
   extern "C" __global__ void __launch_bounds__(kTopKThreads, 1)                    \
       paceline_topk_momentum_##name(const __grid_constant__ TopK argument) {       \
     select<Number, true>(argument);                                                \
+  }                                                                                \
+  extern "C" __global__ void __launch_bounds__(kGatherThreads)                     \
+      paceline_topk_gather_##name(const __grid_constant__ TopK argument) {         \
+    gather<Number>(argument);                                                      \
   }                                                                                \
   extern "C" __global__ void __launch_bounds__(kTopKCombineThreads)                \
       paceline_topk_combine_##name(const __grid_constant__ TopKCombine argument) { \

@@ -105,10 +105,6 @@ __device__ void sample_coarse(const TopK& k) {
   for (uint32_t bin = threadIdx.x; bin < kBins; bin += kSampleThreads) bins[bin] = 0;
   __syncthreads();
   each_sample<From>(k, [&](uint32_t bits) { atomicAdd(&bins[bits >> kCoarseShift], 1); });
-  // Entries that stay unused are zero.
-  for (Address to = k.starts + (blockIdx.x * kSampleThreads + threadIdx.x) * 16ULL; to < k.end;
-       to += uint64_t{gridDim.x} * kSampleThreads * 16)
-    *at<uint4>(to) = make_uint4(0, 0, 0, 0);
   auto* state = at<TopKState>(k.state);
   if (!add_histogram(bins, state->coarse, &state->coarse_done)) return;
   const BinOfRank answer = bin_of_rank(state->coarse, k.sample_rank);

@@ -1,43 +1,14 @@
-// Top-k's one pass: what reaches the threshold goes into the encoding, the rest becomes the new residual.
+// Top-k's pass over memory: what reaches the threshold goes into the tile's slot, the rest becomes the new residual.
 //
-// A block takes a tile. Its entries lie behind those of all tiles before it, in the order of their positions, so the
-// bytes do not depend on which block runs when. How many there are before is found by looking back: each tile publishes
-// its count, then the sum up to and including itself; a tile adds counts backwards until it meets such a sum (Merrill
-// and Garland, "Single-pass parallel prefix scan with decoupled look-back", 2016). A tile waits for earlier ones only;
-// blocks start in the order of their numbers, so those are done or running.
+// Blocks do not wait for one another. A block takes a tile, writes its entries into a slot of the state in the order of
+// their positions, and its count beside; the next launch (topk_gather.cuh) knows all counts and moves the slots into
+// the encoding. The slots are small: they stay in the cache in between. A tile with more entries than a slot holds
+// leaves all of v as its residual, from where gather takes the entries.
 #pragma once
 
 #include "device/cuda/topk_sample.cuh"
 
 namespace paceline::device::cuda {
-
-inline constexpr uint64_t kCountKnown = uint64_t{1}
-                                        << 32;            ///< the low half is the tile's own count
-inline constexpr uint64_t kSumKnown = uint64_t{2} << 32;  ///< … the sum up to and including it
-
-// One word holds the flag and the number, so no order among several accesses is needed.
-__device__ inline void publish(uint64_t* word, uint64_t value) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
-__device__ inline uint64_t published(const uint64_t* word) {
-  uint64_t value;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
-}
-
-/// Entries in all tiles before `tile`. Called by one warp.
-__device__ inline uint32_t look_back(const uint64_t* words, uint32_t tile) {
-  uint32_t sum = 0;
-  for (int64_t at = int64_t{tile} - 1 - threadIdx.x % 32;; at -= 32) {
-    uint64_t word = at >= 0 ? 0 : kSumKnown;
-    while (__any_sync(kAllLanes, word < kCountKnown))
-      if (word < kCountKnown) word = published(words + at);
-    const uint32_t ends = __ballot_sync(kAllLanes, word >= kSumKnown);
-    const uint32_t last = ends != 0 ? __ffs(ends) - 1 : 31;
-    sum += __reduce_add_sync(kAllLanes, threadIdx.x % 32 <= last ? static_cast<uint32_t>(word) : 0);
-    if (ends != 0) return sum;
-  }
-}
 
 /// A thread's share of a tile: four neighbours in each of kTurns runs of its warp's part.
 inline constexpr int kTurns = kTopKTile / (kTopKThreads * 4);
@@ -116,15 +87,15 @@ struct Share {
     }
   }
 
-  /// Writes what stays behind when all entries of the tile travel; that nearly always is so.
-  __device__ void leave(const Unit& unit) const {
+  /// Writes what stays behind: all of v, or what the sent values leave of it.
+  __device__ void leave(const Unit& unit, bool sending) const {
 #pragma unroll
     for (int r = 0; r < kTurns; ++r) {
       Pack<float, 4> left, velocity;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         left.of[e] = v[r][e];
-        if (reaches(r, e))
+        if (reaches(r, e) && sending)
           left.of[e] =
               k.fp16_values != 0 ? __fsub_rn(v[r][e], unit.decode(unit.encode(v[r][e]))) : 0.0F;
         if constexpr (kMomentum) velocity.of[e] = reaches(r, e) ? 0.0F : u[r][e];
@@ -143,39 +114,32 @@ struct Share {
         if (kMomentum) at<float>(k.next_velocity)[i] = at<const float>(k.velocity)[i];
       }
   }
-  /// Writes the entries, the first of them at `rank` in each turn; what has no place any more stays behind whole.
-  __device__ void send(const Places& places, uint32_t first, const Unit& unit) const {
+  /// Writes the entries into the slot that begins at entry `slot`; the warp's first is its `first`-th.
+  __device__ void send(const Places& places, uint64_t slot, uint32_t first,
+                       const Unit& unit) const {
 #pragma unroll
     for (int r = 0; r < kTurns; ++r) {
-      uint32_t rank = first + (places.before >> (8 * r) & 255U);
+      uint64_t rank = slot + first + (places.before >> (8 * r) & 255U);
       first += places.totals >> (8 * r) & 255U;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         if (!reaches(r, e)) continue;
-        send_one(rank++, r, e, unit);
+        at<uint16_t>(k.slot_offsets)[rank] =
+            static_cast<uint16_t>((begin + r * 128 + e) % kTopKTile);
+        if (k.fp16_values != 0)
+          at<uint16_t>(k.slot_values)[rank] = unit.encode(v[r][e]);
+        else
+          at<float>(k.slot_values)[rank] = v[r][e];
+        ++rank;
       }
     }
-  }
-  __device__ void send_one(uint32_t rank, int r, int e, const Unit& unit) const {
-    const uint64_t i = begin + r * 128 + e;
-    if (rank < k.entries) {
-      at<uint16_t>(k.offsets)[rank] = static_cast<uint16_t>(i % kTopKTile);
-      if (k.fp16_values != 0)
-        at<uint16_t>(k.values)[rank] = unit.encode(v[r][e]);
-      else
-        at<float>(k.values)[rank] = v[r][e];
-      return;
-    }
-    if (k.residual != 0) at<float>(k.next_residual)[i] = v[r][e];
-    if constexpr (kMomentum) at<float>(k.next_velocity)[i] = u[r][e];
   }
 };
 
 template <class From, bool kMomentum, bool kWhole>
 __device__ void select_tile(const TopK& k) {
-  __shared__ uint32_t warp_counts[kWarps], warp_largest[kWarps], tiles_before;
+  __shared__ uint32_t warp_counts[kWarps], warp_largest[kWarps];
   const uint32_t tile = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  auto* words = reinterpret_cast<uint64_t*>(at<TopKState>(k.state) + 1);
   Share<From, kMomentum, kWhole> share(
       k, uint64_t{tile} * kTopKTile + warp * (kTopKTile / kWarps) + lane * 4);
 
@@ -187,32 +151,24 @@ __device__ void select_tile(const TopK& k) {
   }
   __syncthreads();
   const uint32_t counts = lane < kWarps ? warp_counts[lane] : 0;
-  const uint32_t in_warps = __reduce_add_sync(kAllLanes, lane < warp ? counts : 0);
+  const uint32_t before = __reduce_add_sync(kAllLanes, lane < warp ? counts : 0);
   largest = __reduce_max_sync(kAllLanes, lane < kWarps ? warp_largest[lane] : 0);
   const bool finite = largest < kInfinity;
   const uint32_t total = finite ? __reduce_add_sync(kAllLanes, counts) : 0;
-  if (threadIdx.x == 0) publish(words + tile, (tile == 0 ? kSumKnown : kCountKnown) | total);
-
-  const Unit unit(largest >> 23);
-  if (finite)
-    share.leave(unit);
-  else
-    share.keep();
-
-  if (warp == 0) {
-    const uint32_t before = tile == 0 ? 0 : look_back(words, tile);
-    if (lane == 0) {
-      if (tile != 0) publish(words + tile, kSumKnown | (before + total));
-      tiles_before = before;
-      at<uint32_t>(k.starts)[tile] = min(before, k.entries);
-      at<uint8_t>(k.exponents)[tile] = static_cast<uint8_t>(min(largest >> 23, 255U));
-      if (tile + 1 == k.tiles) at<uint32_t>(k.starts)[k.tiles] = min(before + total, k.entries);
-      if (!finite && k.report != 0) atomicOr(at<uint32_t>(k.report), kNonFinite);
-    }
+  const bool fits = total <= k.slot;
+  if (threadIdx.x == 0) {
+    at<uint32_t>(k.counts)[tile] = total | (fits ? 0 : kNoSlot);
+    atomicAdd(at<uint32_t>(k.groups) + tile / kTileGroup, total);
+    at<uint8_t>(k.exponents)[tile] = static_cast<uint8_t>(largest >> 23);
+    if (!finite && k.report != 0) atomicOr(at<uint32_t>(k.report), kNonFinite);
   }
-  if (total == 0) return;
-  __syncthreads();
-  share.send(places, tiles_before + in_warps, unit);
+  if (!finite) {
+    share.keep();
+    return;
+  }
+  const Unit unit(largest >> 23);
+  share.leave(unit, fits);
+  if (fits && places.totals != 0) share.send(places, uint64_t{tile} * k.slot, before, unit);
 }
 
 template <class From, bool kMomentum>
