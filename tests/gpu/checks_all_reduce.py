@@ -109,6 +109,13 @@ def residual_of(made, key, count):
     return data
 
 
+def as_int8(v, block=512):
+    """What int8 in blocks makes of v: whole steps of the block's largest magnitude over 127, in float32."""
+    padded = torch.nn.functional.pad(v, (0, -v.numel() % block)).view(-1, block)
+    scale = padded.abs().amax(1, keepdim=True) / 127
+    return ((padded * (1 / scale)).round().clamp(-127, 127) * scale).view(-1)[: v.numel()]
+
+
 def keeps_the_books(codec, ratio, settings, steps=6, count=1_000_003, keys=((7, 600_000), (8, 400_003))):
     """What was sent plus the new residual is the gradient plus the old one; the result is the sum of what was sent."""
     with cuda_communicator(reserve=count * 4, **settings) as made:
@@ -132,6 +139,8 @@ def keeps_the_books(codec, ratio, settings, steps=6, count=1_000_003, keys=((7, 
                 best = v.abs().topk(int(ratio * count)).values.double().square().sum()
                 got = sent.double().square().sum()
                 assert got >= 0.8 * best, (step, (got / best).item())
+            else:
+                assert torch.equal(sent, as_int8(v)), (step, (sent - as_int8(v)).abs().max().item())
             parts = gather(sent)
             expected = parts[0].clone()
             for part in parts[1:]:
