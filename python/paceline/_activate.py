@@ -1,5 +1,7 @@
 """Turns Paceline on in this process, under one face (settings' family). Imports no framework."""
 
+import os
+
 from paceline import _state
 from paceline._import_hook import when_imported
 
@@ -8,6 +10,9 @@ def activate(face):
     """Accelerates DistributedDataParallel and registers the backend "paceline": now, or as soon as torch is there."""
     _state.choose_face(face)
     if not _state.disabled():
+        # The driver puts streams on so many queues, 8 unless told: one that waits for the network would hold up what
+        # shares its queue. It reads this when CUDA starts in the process.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         when_imported("torch", _patch_torch)
 
 

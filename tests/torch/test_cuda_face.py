@@ -4,6 +4,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+import sys
 import weakref
 from pathlib import Path
 
@@ -11,13 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import ROOT, Launch
+from support import ROOT, Launch, environment
 from torch import nn
 
 import paceline
 import paceline.torch
-from paceline import _cuda
-from paceline._torch import amp, buckets, cuda_steps
+from paceline import _cuda, _state
+from paceline._torch import amp, buckets, cuda, cuda_steps
 from paceline.errors import InvalidArgumentError, PeerLostError
 
 HEADER = ROOT / "include" / "paceline" / "cuda.h"
@@ -188,17 +189,17 @@ def seen_buckets(model, **arguments):
 
 @pytest.mark.parametrize("find_unused", [False, True])
 def test_ddp_makes_the_buckets_that_were_planned(monkeypatch, find_unused):
-    monkeypatch.setattr(buckets, "_LEAST", 1 << 16)
+    monkeypatch.setattr(buckets, "_LEAST", 1 << 17)
     monkeypatch.setattr(buckets, "_LAST", 1 << 14)
     model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(40)])
     sizes = buckets.ready_order(model)
     given_ = {"module": model, "find_unused_parameters": find_unused}
     chosen = buckets.for_cuda(given_)
-    planned = buckets.plan(sizes, 1 << 16, 1 << 14)
+    planned = buckets.plan(sizes, 1 << 17, 1 << 14)
     # DDP sees a layer's bias ready before its weight: ends differ by one gradient at most.
     made = seen_buckets(model, find_unused_parameters=find_unused, **chosen)
     assert len(made) == len(planned) > 5, (made, planned)
-    assert made[-1] <= (1 << 14) + max(sizes) and made[-2] <= (1 << 15) + max(sizes), made
+    assert made[-1] <= (1 << 14) + max(sizes) and made[-2] <= (1 << 16) + max(sizes), made
 
 
 def test_the_setting_sets_the_bucket(monkeypatch):
@@ -208,6 +209,28 @@ def test_the_setting_sets_the_bucket(monkeypatch):
     monkeypatch.setenv("PACELINE_FUSION_THRESHOLD", "4096")
     chosen = buckets.for_cuda({"module": model})["bucket_cap_mb_list"]
     assert sum(chosen) * buckets.MIB == 65 * 64 * 4
+
+
+# --- hardware queues --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given_", "kept"), [(None, "32"), ("1", "1"), ("16", "16")])
+def test_hardware_queues_are_asked_for_where_nobody_did(given_, kept):
+    code = "import paceline.torch, os; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
+    env = environment()
+    env.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    env.update({} if given_ is None else {"CUDA_DEVICE_MAX_CONNECTIONS": given_})
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == kept
+
+
+@pytest.mark.parametrize(("queues", "said"), [("1", True), ("7", True), ("8", False), ("32", False), ("", False)])
+def test_lost_overlap_is_said(monkeypatch, capsys, queues, said):
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+    monkeypatch.delenv("PACELINE_QUIET", raising=False)
+    monkeypatch.setattr(_state, "_said", set())
+    cuda._say_what_queues_cost(0)
+    assert ("share a hardware queue" in capsys.readouterr().err) == said
 
 
 # --- the step ---------------------------------------------------------------------------------------------------------
@@ -366,10 +389,6 @@ def test_the_communicator_is_closed_after_what_was_built_on_it(tmp_path):
         "c.close(); c.close()\n"
         "print(seen)\n"
     )
-    import sys
-
-    from support import environment
-
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60, check=False
     )

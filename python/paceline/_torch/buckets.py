@@ -16,8 +16,9 @@ MIB = 2**20
 _BUCKETS = 40
 #: … within these limits …
 _LEAST, _MOST = 4 * MIB, 25 * MIB
-#: … and the last ones are halved down to this size.
-_LAST = 1 * MIB
+#: … and the last ones shrink to this size, each to a quarter of the one before: the first layer's gradient comes long
+#: after the others, and nothing else should wait for it.
+_LAST, _SHRINK = MIB // 8, 4
 
 
 def fusion_threshold():
@@ -44,15 +45,15 @@ def for_cuda(arguments):
 def plan(sizes, cap, last):
     """Bytes of each bucket for gradients of `sizes` bytes in the order in which they are ready.
 
-    Each bucket but the last ones closes when it holds at least `cap`; at the end caps are halved until `last`, as far
-    as the gradients' own sizes allow.
+    Each bucket but the last ones closes when it holds at least `cap`; at the end caps shrink to `last`, as far as the
+    gradients' own sizes allow.
     """
     tail, size, limit = [], 0, last
     left = list(sizes)
     while left and limit < cap:
         if size and size + left[-1] > limit:
             tail.append(size)
-            size, limit = 0, limit * 2
+            size, limit = 0, limit * _SHRINK
             continue
         size += left.pop()
     left_over, head = size, []

@@ -4,6 +4,7 @@ All ranks of a process group decide together, once: a rank that could not would 
 """
 
 import contextlib
+import os
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,8 @@ from paceline._torch.older import MODERN
 from paceline.errors import PacelineError, UnsupportedError
 
 _RESIDUAL_CODECS = ("topk", "int8")
+#: torch's streams and ours on queues of their own.
+_QUEUES = 8
 _chosen = {}
 
 
@@ -105,7 +108,19 @@ def _choose(process_group, device):
         _keep_torch(rank, wish, reason)
         return None
     _state.say_once(rank, made.describe().removeprefix("paceline: "))
+    _say_what_queues_cost(rank)
     return endpoint
+
+
+def _say_what_queues_cost(rank):
+    """Few hardware queues are correct, but streams that share one wait for each other."""
+    queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    if queues.isdigit() and int(queues) < _QUEUES:
+        _state.say_once(
+            rank,
+            f"CUDA_DEVICE_MAX_CONNECTIONS={queues}: computation waits for communication now and then: their "
+            f"streams share a hardware queue; leave it unset, or give {_QUEUES} or more",
+        )
 
 
 def _agree(communicator, process_group, device):
