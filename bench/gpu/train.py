@@ -8,7 +8,7 @@
 
 Each model is one `paceline lab` launch: namespaces as nodes, links shaped and calibrated, one process a GPU that holds
 every path (a DDP wrapper over its own copy of the model) and visits them in turn. Medians of the rounds count. Written
-as it goes: OUT/train.json, OUT/train.txt. With --limit rounds become fewer, never below what was finished.
+as it goes: OUT/train.json, train.txt, train.md. With --limit rounds become fewer, never below what was finished.
 """
 
 from __future__ import annotations
@@ -115,6 +115,25 @@ def table(results):
     return "\n".join(lines)
 
 
+def markdown(results):
+    """The same for a page."""
+    lines = [
+        "| model | nodes × GPUs | path | ms | floor | measured / floor | of no communication "
+        "| wire MB | payload MB | cores |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        none = result["paths"].get("none", {}).get("seconds")
+        for path, f in result["paths"].items():
+            floor = f.get("floor")
+            cells = [result["model"], f"{result['nodes']} × {result['slots']}", path, f"{f['seconds'] * 1e3:.1f}"]
+            cells += [f"{floor * 1e3:.1f}", f"{f['seconds'] / floor:.3f}"] if floor else ["–", "–"]
+            cells += [f"{none / f['seconds']:.1%}" if none else "–", f"{f.get('wire', 0) / 1e6:.1f}"]
+            cells += [f"{f['payload'] / 1e6:.1f}" if f.get("payload") else "–", f"{f['cores']:.2f}"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def plan(args):
     """Prints what would run and makes every model, without its memory, where its package is there."""
     import torch
@@ -189,6 +208,7 @@ def main():
             json.dumps({"arguments": vars(args), "models": results}, indent=1, default=str)
         )
         (args.out / "train.txt").write_text(table(results) + "\n")
+        (args.out / "train.md").write_text(markdown(results) + "\n")
         print(table(results[-1:]), flush=True)
     print(f"\n{args.out / 'train.json'} ({time.time() - started:.0f} s)")
     return 0 if len(results) == len(args.models) else 1

@@ -16,9 +16,11 @@ NODES = SIZE // SLOTS
 if torch.cuda.device_count() // NODES < SLOTS:
     # Ranks of a node share a GPU: NCCL allows that to what it takes for different hosts.
     os.environ["NCCL_HOSTID"] = f"rank{RANK}"
+else:
+    os.environ["NCCL_HOSTID"] = f"node{RANK // SLOTS}"
 DEVICE = torch.device("cuda", RANK % torch.cuda.device_count())
 torch.cuda.set_device(DEVICE)
-dist.init_process_group("gloo")
+dist.init_process_group(os.environ.get("CHECKS_BACKEND", "gloo"))
 _serial = [0]
 
 

@@ -59,6 +59,9 @@ class LabRun:
                     output, _ = process.communicate()
             self.code = process.returncode
             self.output = output.decode(errors="replace")
+            lab = self._read(f"{folder}/lab.json")
+            #: How each rank ended: its exit code, 128 + the signal.
+            self.exits = [rank["exit_code"] for rank in lab.get("ranks", [])]
             self.reports = [self._read(f"{report}.{rank}") for rank in range(nodes * slots)]
 
     @staticmethod
