@@ -151,24 +151,27 @@ class Cluster {
   std::vector<std::unique_ptr<paceline_comm>> comms_;
 };
 
-/// Device memory of one rank's simulated GPU, with a stream of its own: what a framework would hold.
+/// Device memory of one rank's simulated GPU, not counted as its allocations: what a framework holds.
 class Tensor {
  public:
-  Tensor(Cluster& cluster, uint64_t bytes) : api_(cluster.machine().api()) {
-    EXPECT_EQ(api_.mem_alloc(&data_, std::max<uint64_t>(bytes, 1)), 0);
+  Tensor(Cluster& cluster, Rank rank, uint64_t bytes)
+      : cluster_(cluster), rank_(rank), data_(std::aligned_alloc(256, (bytes / 256 + 1) * 256)) {}
+  ~Tensor() {
+    cluster_.machine().wait_idle(rank_);  // as cudaFree does
+    std::free(data_);
   }
-  ~Tensor() { api_.mem_free(data_); }
   Tensor(const Tensor&) = delete;
   Tensor& operator=(const Tensor&) = delete;
-  [[nodiscard]] cu::DevicePtr address() const { return data_; }
+  [[nodiscard]] cu::DevicePtr address() const { return reinterpret_cast<cu::DevicePtr>(data_); }
   template <class T>
   T* as() const {
-    return reinterpret_cast<T*>(data_);
+    return static_cast<T*>(data_);
   }
 
  private:
-  const cu::Api& api_;
-  cu::DevicePtr data_ = 0;
+  Cluster& cluster_;
+  Rank rank_;
+  void* data_;
 };
 
 }  // namespace paceline::gpu

@@ -23,7 +23,7 @@ using device::cuda::WireCodec;
 constexpr size_t kRowBytes = 1024;  // of the exchange of a stage
 constexpr size_t kOutSlots = 4;     // encodings between the encoder and the copy engine
 constexpr size_t kEnds = 256;       // operations that can be joined each by its own event
-constexpr size_t kPieceEvents = 512;
+constexpr size_t kPieceEvents = 128;
 constexpr double kDrainSeconds = 60;
 constexpr uint32_t kWarmTag = 1000;
 
@@ -177,6 +177,7 @@ Status Path::make_streams() {
     PACELINE_ASSIGN(lane.done, objects_.event());
   }
   PACELINE_ASSIGN(all_out_, objects_.event());
+  PACELINE_ASSIGN(all_copied_, objects_.event());
   copied_.resize(kPieceEvents);
   for (auto& e : copied_) {
     PACELINE_ASSIGN(e, objects_.event());

@@ -29,6 +29,12 @@ Status Path::enqueue(Job& job, cu::Stream caller) {
 Status Path::enqueue_out(Job& job) {
   const auto& o = *job.operation;
   const auto& plan = *o.plan;
+  // A report word is used again after a ring's length of operations: long ones hold the out stream back by their slots, but
+  // those without pieces here could run ahead of the copies.
+  if (o.sequence % (ends_.size() / 2) == 0) {
+    PACELINE_CUDA_CALL(api_, event_record, all_copied_, copy_);
+    PACELINE_CUDA_CALL(api_, stream_wait_event, out_, all_copied_, 0);
+  }
   PACELINE_CUDA_CALL(api_, memset_d8_async, job.report, 0, sizeof(uint32_t), out_);
   if (shape_.local_size > 1) PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
   if (o.tenant > pump_->retired())

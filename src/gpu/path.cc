@@ -37,10 +37,22 @@ Status Path::usable(const char* what) {
   return pump_->failure();
 }
 
+Status Path::ended_by(Status status) {
+  const auto code = status.code();
+  if (code == Code::kOk || code == Code::kInvalidArgument || code == Code::kUnsupported)
+    return status;
+  pump_->fail(status);
+  return pump_->failure();  // an earlier one may have been the cause
+}
+
 // --- Memory -----------------------------------------------------------------------------------------------------
 
 Status Path::reserve(uint64_t bytes, uint64_t largest) {
   PACELINE_RETURN_IF_ERROR(usable("reserve"));
+  return ended_by(reserve_memory(bytes, largest));
+}
+
+Status Path::reserve_memory(uint64_t bytes, uint64_t largest) {
   if (largest > bytes)
     return {Code::kInvalidArgument,
             fmt::format("reserve: the largest buffer ({} bytes) is larger than all together ({})",
@@ -157,6 +169,12 @@ Result<std::shared_ptr<const PathPlan>> Path::plan_for(const PathRequest& reques
 
 Result<uint64_t> Path::all_reduce(const AllReduce& r) {
   PACELINE_RETURN_IF_ERROR(usable("all-reduce"));
+  auto id = all_reduce_checked(r);
+  if (!id) return ended_by(id.status());
+  return id;
+}
+
+Result<uint64_t> Path::all_reduce_checked(const AllReduce& r) {
   PACELINE_ASSIGN(auto format, format_of(r));
   const auto fail = [&](std::string_view what) {
     return Status(Code::kInvalidArgument, fmt::format("all-reduce '{}': {}", r.name, what));
@@ -184,7 +202,7 @@ Result<uint64_t> Path::all_reduce(const AllReduce& r) {
                     "of the network can't be replayed: keep the backward pass out of the "
                     "capture",
                     r.name));
-  if (ring_.size() == 0) PACELINE_RETURN_IF_ERROR(reserve(0, 0));
+  if (ring_.size() == 0) PACELINE_RETURN_IF_ERROR(reserve_memory(0, 0));
   if (has_residual(format.codec)) PACELINE_RETURN_IF_ERROR(ensure_residuals(r.momentum > 0));
   // What does not fit in half the pinned memory is cut, so that one part comes while the next goes.
   uint64_t count = r.count;
@@ -239,7 +257,7 @@ Result<uint64_t> Path::submit(const AllReduce& r, const device::cuda::WireFormat
   if (auto status = enqueue(job, r.stream); !status) {
     Status why(status.code(), fmt::format("all-reduce '{}': {}", o->name, status.message()));
     pump_->fail(why);
-    return why;
+    return pump_->failure();  // an earlier one may have been the cause
   }
   PACELINE_RETURN_IF_ERROR(pump_->failure());
   return o->sequence;
@@ -250,9 +268,10 @@ Status Path::join(uint64_t operation, cu::Stream stream) {
   if (operation == 0 || operation > submitted_)
     return {Code::kInvalidArgument, fmt::format("join: there is no operation {}", operation)};
   const CurrentContext current(api_, context_);
-  PACELINE_RETURN_IF_ERROR(current.status());
+  if (!current.status()) return ended_by(current.status());
   // Where a later operation has used the event again, the wait is for that one: they end in order.
-  PACELINE_CUDA_CALL(api_, stream_wait_event, stream, ends_[operation % ends_.size()], 0);
+  if (auto error = api_.stream_wait_event(stream, ends_[operation % ends_.size()], 0); error != 0)
+    return ended_by(cu::explain(api_, error, "join"));
   return Status::ok();
 }
 

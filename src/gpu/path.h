@@ -159,6 +159,10 @@ class Path {
   Status ensure_residuals(bool velocity);
   Status allocate_residuals(bool velocity);
   Status usable(const char* what);
+  /// What can't be the caller's mistake ends the path on all ranks: the others would wait for this one.
+  Status ended_by(Status status);
+  Status reserve_memory(uint64_t bytes, uint64_t largest);
+  Result<uint64_t> all_reduce_checked(const AllReduce& request);
   Status check_gpu();
   void on_failure(const Status& why);
 
@@ -188,7 +192,7 @@ class Path {
   std::unique_ptr<Residuals> residuals_;
 
   cu::Stream out_ = nullptr, copy_ = nullptr, gather_ = nullptr;
-  cu::Event caller_ = nullptr, all_out_ = nullptr;
+  cu::Event caller_ = nullptr, all_out_ = nullptr, all_copied_ = nullptr;
   std::vector<cu::Event> copied_;  ///< ring: a piece is in pinned memory
   size_t next_copied_ = 0;
   std::vector<OutSlot> out_slots_;

@@ -74,7 +74,7 @@ TEST_P(PathOf, SumsAsFloat64DoesAndAlikeOnAllRanks) {
     ASSERT_EQ(api.stream_create_with_priority(&stream, 1, 0), 0);
     std::vector<std::unique_ptr<Tensor>> tensors;
     for (size_t i = 0; i < ops; ++i) {
-      tensors.push_back(std::make_unique<Tensor>(cluster, c.count * item));
+      tensors.push_back(std::make_unique<Tensor>(cluster, r, c.count * item));
       auto g = gradient(r, static_cast<int>(i), c.count);
       if (c.dtype == DType::kFloat32)
         std::memcpy(tensors[i]->as<void>(), g.data(), c.count * item);
@@ -161,13 +161,52 @@ TEST_P(PathOf, SumsAsFloat64DoesAndAlikeOnAllRanks) {
   }
 }
 
+constexpr auto kExact = WireCodec::kExact;
+constexpr auto kFp16 = WireCodec::kFp16;
+constexpr auto kBf16 = WireCodec::kBf16;
+constexpr auto kTopK = WireCodec::kTopK;
+constexpr auto kInt8 = WireCodec::kInt8;
+
+INSTANTIATE_TEST_SUITE_P(Shapes, PathOf,
+                         testing::Values(Case{2, 1, kExact, 10000}, Case{2, 1, kFp16, 10000},
+                                         Case{2, 1, kTopK, 60001, 2}, Case{2, 1, kInt8, 60001, 2},
+                                         Case{2, 2, kExact, 10001}, Case{2, 2, kFp16, 99991, 3},
+                                         Case{2, 2, kTopK, 50003, 3}, Case{2, 2, kInt8, 50003, 3},
+                                         Case{3, 1, kExact, 50001, 2}, Case{3, 1, kFp16, 50001},
+                                         Case{3, 1, kTopK, 50001}, Case{3, 1, kInt8, 50001},
+                                         Case{4, 2, kExact, 70003, 2}, Case{4, 2, kBf16, 70003},
+                                         Case{4, 2, kTopK, 70003}, Case{4, 2, kInt8, 70003, 2}),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Short, PathOf,
+                         testing::Values(Case{2, 1, kFp16, 1}, Case{2, 1, kTopK, 3},
+                                         Case{2, 2, kExact, 1, 2}, Case{2, 2, kFp16, 7},
+                                         Case{2, 3, kInt8, 25}, Case{3, 1, kFp16, 100},
+                                         Case{4, 2, kExact, 9}, Case{4, 2, kBf16, 4097}),
+                         name_of);
 INSTANTIATE_TEST_SUITE_P(
-    Shapes, PathOf,
-    testing::Values(Case{2, 1, WireCodec::kExact, 10000}, Case{2, 1, WireCodec::kFp16, 10000},
-                    Case{2, 2, WireCodec::kExact, 10001}, Case{2, 2, WireCodec::kFp16, 99991, 3},
-                    Case{3, 1, WireCodec::kExact, 50001, 2}, Case{3, 1, WireCodec::kFp16, 50001},
-                    Case{4, 2, WireCodec::kExact, 70003, 2}, Case{4, 2, WireCodec::kBf16, 70003}),
+    Dtypes, PathOf,
+    testing::Values(Case{2, 1, kExact, 30001, 1, 1, 0, 0, DType::kBFloat16},
+                    Case{2, 2, kFp16, 30001, 1, 1, 0, 0, DType::kBFloat16},
+                    Case{2, 2, kExact, 30001, 1, 1, 0, 0, DType::kFloat16, false},
+                    Case{2, 1, kInt8, 30001, 1, 1, 0, 0, DType::kBFloat16},
+                    Case{3, 1, kBf16, 30001, 1, 1, 0, 0, DType::kBFloat16},
+                    Case{2, 2, kFp16, 30001, 1, 1, 0, 0, DType::kFloat32, false}),
     name_of);
+// One hardware queue for all streams: what is issued first runs first, whatever the stream.
+INSTANTIATE_TEST_SUITE_P(
+    OneQueue, PathOf,
+    testing::Values(Case{2, 1, kFp16, 40001, 4, 1, 1}, Case{2, 2, kFp16, 40001, 4, 1, 1},
+                    Case{2, 2, kTopK, 40001, 4, 4, 1}, Case{3, 1, kExact, 40001, 4, 1, 1},
+                    Case{3, 2, kInt8, 40001, 3, 4, 1}, Case{4, 2, kFp16, 40001, 2, 2, 1, 200},
+                    Case{2, 2, kExact, 40001, 6, 2, 2}),
+    name_of);
+INSTANTIATE_TEST_SUITE_P(Lanes, PathOf,
+                         testing::Values(Case{2, 1, kFp16, 90001, 3, 4, 0, 300},
+                                         Case{2, 2, kInt8, 90001, 3, 4, 0, 300},
+                                         Case{3, 1, kFp16, 90001, 3, 4, 0, 300},
+                                         Case{4, 2, kTopK, 50001, 3, 4, 0, 300},
+                                         Case{4, 2, kBf16, 50001, 3, 4, 0, 300}),
+                         name_of);
 
 }  // namespace
 }  // namespace paceline::gpu

@@ -178,14 +178,16 @@ CudaResult allocate(ContextTag& device, std::unordered_map<uintptr_t, size_t>& f
   in_use += bytes;
   return 0;
 }
+/// As on a GPU, it first waits for everything that the device was given to do.
 CudaResult release(ContextTag& device, std::unordered_map<uintptr_t, size_t>& from,
                    uint64_t& in_use, uintptr_t address) {
-  std::lock_guard lock(device.mutex);
+  std::unique_lock lock(device.mutex);
   count_allocation(device);
   auto found = from.find(address);
   if (found == from.end()) return kInvalidValue;
+  if (!device.wait_idle(lock)) return kUnknown;
   in_use -= found->second;
-  from.erase(found);
+  from.erase(address);
   std::free(reinterpret_cast<void*>(address));
   return 0;
 }

@@ -75,6 +75,14 @@ void ContextTag::work() {
   }
 }
 
+bool ContextTag::wait_idle(std::unique_lock<std::mutex>& lock) {
+  const auto idle = [&] {
+    return lost != 0 ||
+           std::all_of(queues.begin(), queues.end(), [](const auto& q) { return q.empty(); });
+  };
+  return changed.wait_for(lock, std::chrono::duration<double>(options->patience_s), idle);
+}
+
 namespace mock {
 namespace {
 
@@ -173,6 +181,12 @@ Machine::Counts Machine::counts(int device) const {
   const auto& d = *state_->devices[static_cast<size_t>(device)];
   std::lock_guard lock(d.mutex);
   return d.counts;
+}
+
+bool Machine::wait_idle(int device) {
+  auto& d = *state_->devices[static_cast<size_t>(device)];
+  std::unique_lock lock(d.mutex);
+  return d.wait_idle(lock);
 }
 
 void Machine::add_task(Stream stream, Task task) {

@@ -3,7 +3,8 @@
 // Device memory is host memory. Streams are queues that a thread per device works off; which of several heads that can
 // run goes first is random by seed. With `hardware_queues` = 1 all streams of a device share one queue in the order of
 // issue, as under CUDA_DEVICE_MAX_CONNECTIONS=1: an order that waits for itself hangs here as it does on a GPU.
-// stream_synchronize() and the like give up after `patience` with CUDA_ERROR_UNKNOWN, so that such a test ends.
+// stream_synchronize(), mem_free() and the like wait for the device, and give up after `patience` with
+// CUDA_ERROR_UNKNOWN, so that such a test ends.
 //
 // One machine at a time; its functions act on the current context's device (as CUDA's do), so that threads of one test
 // can be ranks with a device each. Faults: fail() makes a call return an error, lose() takes a device off the bus.
@@ -89,6 +90,8 @@ class Machine {
     uint64_t objects = 0;  ///< streams, events and modules that exist
   };
   [[nodiscard]] Counts counts(int device) const;
+  /// Waits until the device has nothing to do, or is lost; false: not within `patience`.
+  bool wait_idle(int device);
   void add_task(Stream stream, Task task);
 
   struct State;

@@ -69,6 +69,8 @@ struct ContextTag {
   StreamTag* add_stream();
   void enqueue(mock::Item item);
   void work();
+  /// Until everything is done, or the device lost, at most `patience`; with the mutex held.
+  bool wait_idle(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] StreamTag* resolve(Stream s) { return s == nullptr ? legacy : s; }
 };
 

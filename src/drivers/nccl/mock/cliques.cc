@@ -35,6 +35,7 @@ struct Launch {
   int arrivals = 0;
   int left = 0;
   bool done = false;
+  bool broken = false;  ///< a rank aborted instead: the others wait until they abort too
 };
 
 struct Clique {
@@ -64,6 +65,7 @@ struct Cliques::State {
   std::vector<std::unique_ptr<NcclCommTag>> comms;
   uint64_t ids = 0;
   int open = 0;
+  int joining = 0;  ///< threads in comm_init_rank_config
   std::string disagreement;
   std::map<std::string, uint64_t> calls;
   struct Fault {
@@ -194,15 +196,16 @@ void launch(NcclCommTag* comm, cuda::Stream stream, std::vector<Call> calls) {
       l.arrived[rank] = true;
       ++l.arrivals;
     }
-    return comm->aborted || l.arrivals == comm->clique->size;
+    return comm->aborted || l.done || (l.arrivals == comm->clique->size && !l.broken);
   };
   task.run = [s, comm, sequence] {
     std::lock_guard lock(s->mutex);
     auto& l = comm->clique->launches[sequence];
-    if (!l.done && !comm->aborted && l.arrivals == comm->clique->size) {
+    if (!l.done && !comm->aborted) {
       perform(*s, l);
       l.done = true;
     }
+    l.broken = l.broken || !l.done;
     if (--l.left == 0) comm->clique->launches.erase(sequence);
   };
   s->machine->add_task(stream, std::move(task));
@@ -241,7 +244,7 @@ NcclResult get_unique_id(UniqueId* id) {
   return 0;
 }
 NcclResult comm_init_rank_config(Comm* comm, int ranks, UniqueId id, int rank, Config* config) {
-  ENTER("comm_init_rank_config");
+  auto injected = enter("comm_init_rank_config");
   if (config->magic != 0xcafebeef || rank < 0 || rank >= ranks) return kInvalidArgument;
   uint64_t number = 0;
   std::memcpy(&number, id.bytes, sizeof number);
@@ -249,12 +252,20 @@ NcclResult comm_init_rank_config(Comm* comm, int ranks, UniqueId id, int rank, C
   std::unique_lock lock(s->mutex);
   auto& clique = s->cliques[number];
   if (!clique) clique = std::make_unique<Clique>();
+  if (injected != 0) {  // the others see its connections close
+    clique->broken = true;
+    s->changed.notify_all();
+    return injected;
+  }
   clique->size = ranks;
   ++clique->joined;
+  ++s->joining;
   s->changed.notify_all();
-  const bool all =
-      s->changed.wait_for(lock, std::chrono::seconds(20), [&] { return clique->joined == ranks; });
-  if (!all) return kInternalError;
+  const bool all = s->changed.wait_for(lock, std::chrono::seconds(20),
+                                       [&] { return clique->broken || clique->joined == ranks; });
+  --s->joining;
+  s->changed.notify_all();
+  if (!all || clique->broken) return kInternalError;
   s->comms.push_back(std::make_unique<NcclCommTag>());
   *comm = s->comms.back().get();
   (*comm)->clique = clique.get();
@@ -323,7 +334,14 @@ Cliques::Cliques(cuda::mock::Machine& machine) : state_(std::make_unique<State>(
   if (the_state != nullptr) throw std::logic_error("one simulated NCCL at a time");
   the_state = state_.get();
 }
-Cliques::~Cliques() { the_state = nullptr; }
+Cliques::~Cliques() {
+  std::unique_lock lock(state_->mutex);
+  the_state = nullptr;
+  // Threads that were left behind in an initialisation that never completes.
+  for (auto& [id, clique] : state_->cliques) clique->broken = true;
+  state_->changed.notify_all();
+  state_->changed.wait(lock, [&] { return state_->joining == 0; });
+}
 
 const Api& Cliques::api() const {
   static const Api api = [] {

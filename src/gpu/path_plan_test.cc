@@ -1,0 +1,137 @@
+#include "gpu/path_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <random>
+
+namespace paceline::gpu {
+namespace {
+
+using device::cuda::WireCodec;
+
+PathRequest request(int nodes, int local_size, int node, int local_rank, uint64_t count,
+                    WireCodec codec = WireCodec::kFp16) {
+  PathRequest q;
+  q.shape = {nodes, local_size, node, local_rank};
+  q.count = count;
+  q.format.codec = codec;
+  return q;
+}
+
+TEST(PathPlan, TwoNodesExchangeInOneHop) {
+  auto plan = build_path(request(2, 2, 1, 0, 10'000'001));
+  ASSERT_TRUE(plan.is_ok());
+  EXPECT_EQ(plan->hops, 1);
+  EXPECT_EQ(plan->shard, 5'000'000U);
+  EXPECT_EQ(plan->tail, (Span{10'000'000, 1}));
+  EXPECT_EQ(plan->own, (Span{0, 5'000'000}));
+  ASSERT_EQ(plan->pieces.size(), 5U);
+  EXPECT_EQ(plan->pieces[0].span, (Span{0, 1 << 20}));
+  EXPECT_EQ(plan->wire_bytes, 10'000'000U);
+  EXPECT_EQ(plan->node_bytes, 20'000'016U);  // the tail's rank rounds to 16 bytes
+  EXPECT_EQ(plan->summary(),
+            "2 nodes × 2: NCCL in the node, fp16 in one hop between nodes, 5 pieces over 1 lane; "
+            "20.00 MB out of each node");
+}
+
+TEST(PathPlan, TheTailIsTheLastRanks) {
+  auto plan = build_path(request(2, 4, 0, 3, 1003));
+  ASSERT_TRUE(plan.is_ok());
+  EXPECT_EQ(plan->shard, 248U);
+  EXPECT_EQ(plan->own, (Span{744, 259}));
+  EXPECT_EQ(plan->tail, (Span{992, 11}));
+}
+
+TEST(PathPlan, ThreeNodesExchangeDenseCodecsInTwoHops) {
+  const uint64_t count = 30'000'000;
+  auto dense = build_path(request(3, 1, 0, 0, count));
+  auto top_k = build_path(request(3, 1, 0, 0, count, WireCodec::kTopK));
+  auto small = build_path(request(3, 1, 0, 0, 1000));
+  ASSERT_TRUE(dense.is_ok() && top_k.is_ok() && small.is_ok());
+  EXPECT_EQ(dense->hops, 2);
+  EXPECT_EQ(top_k->hops, 1);
+  EXPECT_EQ(small->hops, 1);
+  // 2 (n - 1) / n of the encoded buffer, but for rounding to parts.
+  EXPECT_NEAR(static_cast<double>(dense->wire_bytes), 2 * count * 4.0 / 3,
+              2 * count * 4.0 / 3 / 500);
+  EXPECT_GT(dense->seconds(25e9), static_cast<double>(dense->wire_bytes) * 8 / 25e9);
+}
+
+TEST(PathPlan, RefusalsSayWhy) {
+  EXPECT_EQ(build_path(request(1, 4, 0, 0, 8)).status().code(), Code::kUnsupported);
+  EXPECT_NE(build_path(request(1, 4, 0, 0, 8)).status().message().find("NCCL alone"),
+            std::string::npos);
+  auto q = request(2, 1, 0, 0, 8);
+  q.format.dtype = DType::kInt32;
+  EXPECT_NE(build_path(q).status().message().find("int32"), std::string::npos);
+  q = request(2, 1, 0, 0, 8);
+  q.lanes = 0;
+  EXPECT_EQ(build_path(q).status().code(), Code::kInvalidArgument);
+}
+
+/// What must hold for every request, tried on random ones.
+TEST(PathPlan, EveryElementHasOneOwnerAndAllRanksAgree) {
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 300; ++round) {
+    const int nodes = 2 + static_cast<int>(random() % 4);
+    const int local = 1 + static_cast<int>(random() % 4);
+    const uint64_t count = random() % (1ULL << (random() % 24));
+    auto q = request(nodes, local, 0, 0, count, static_cast<WireCodec>(random() % 5));
+    q.format.dtype = std::array{DType::kFloat32, DType::kFloat16, DType::kBFloat16}[random() % 3];
+    q.piece_bytes = 4096ULL << (random() % 8);
+    q.lanes = 1 + static_cast<int>(random() % 4);
+    uint64_t covered = 0;
+    uint64_t node_bytes = 0;
+    std::vector<uint64_t> per_node;
+    for (int r = 0; r < local; ++r) {
+      q.shape.local_rank = r;
+      PathPlan first;
+      for (int n = 0; n < nodes; ++n) {
+        q.shape.node = n;
+        auto plan = build_path(q);
+        ASSERT_TRUE(plan.is_ok());
+        if (n == 0) {
+          first = *plan;
+          ASSERT_EQ(plan->own.first, covered);
+          covered += plan->own.elements;
+          node_bytes += plan->wire_bytes;
+        }
+        // The ranks that exchange cut alike.
+        ASSERT_EQ(plan->pieces.size(), first.pieces.size());
+        ASSERT_EQ(plan->hops, first.hops);
+        ASSERT_EQ(plan->host_bytes, first.host_bytes);
+        uint64_t at = plan->own.first;
+        for (size_t i = 0; i < plan->pieces.size(); ++i) {
+          const auto& p = plan->pieces[i];
+          ASSERT_EQ(p.span, first.pieces[i].span);
+          ASSERT_EQ(p.lane, first.pieces[i].lane);
+          ASSERT_EQ(p.span.first, at);
+          at += p.span.elements;
+          ASSERT_EQ((p.span.first * dtype_size(q.format.dtype)) % 16, 0U);
+          uint64_t part_at = p.span.first;
+          for (int k = 0; k < nodes && plan->hops == 2; ++k) {
+            const Span part = plan->part(p, k);
+            ASSERT_EQ(part.first, part_at);
+            part_at += part.elements;
+            ASSERT_LE(plan->part_bytes(p, k), p.slot_bytes);
+          }
+          if (plan->hops == 2) {
+            ASSERT_EQ(part_at, p.span.first + p.span.elements);
+            ASSERT_LE(p.back_offset + static_cast<uint64_t>(nodes) * p.slot_bytes,
+                      plan->host_bytes);
+          }
+          ASSERT_LE(p.in_offset + static_cast<uint64_t>(nodes) * p.slot_bytes, plan->host_bytes);
+        }
+        ASSERT_EQ(at, plan->own.first + plan->own.elements);
+        if (n == 0 && r == 0) per_node.push_back(plan->node_bytes);
+      }
+    }
+    ASSERT_EQ(covered, count);
+    // What a plan says of its node is what its ranks send.
+    ASSERT_EQ(per_node[0], node_bytes);
+  }
+}
+
+}  // namespace
+}  // namespace paceline::gpu
