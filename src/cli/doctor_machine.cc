@@ -58,6 +58,13 @@ bool can_read_sibling() {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
+/// A rank's share of the cores, less one for what carries its gradients: compute threads on all of them would wait for
+/// the one that shares its core.
+long threads_for(unsigned cores, long ranks) {
+  const long share = static_cast<long>(cores) / std::max(1L, ranks);
+  return share > 1 ? share - 1 : 1;
+}
+
 void check_threads(Findings& findings, unsigned cores) {
   const char* omp = std::getenv("OMP_NUM_THREADS");
   const char* local = std::getenv("LOCAL_WORLD_SIZE");
@@ -67,14 +74,13 @@ void check_threads(Findings& findings, unsigned cores) {
     findings.push_back(
         {"threads", Verdict::kWarning,
          fmt::format("OMP_NUM_THREADS={} with {} ranks on {} cores", omp, ranks, cores),
-         fmt::format("export OMP_NUM_THREADS={}",
-                     std::max(1L, static_cast<long>(cores) / std::max(1L, ranks)))});
+         fmt::format("export OMP_NUM_THREADS={}", threads_for(cores, ranks))});
   } else if (!omp && ranks > 1) {
     findings.push_back(
         {"threads", Verdict::kWarning,
          fmt::format("OMP_NUM_THREADS is unset: each of {} ranks may start {} threads", ranks,
                      cores),
-         fmt::format("export OMP_NUM_THREADS={}", std::max(1L, static_cast<long>(cores) / ranks))});
+         fmt::format("export OMP_NUM_THREADS={}", threads_for(cores, ranks))});
   } else {
     findings.push_back(
         {"threads", Verdict::kGood,

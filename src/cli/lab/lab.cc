@@ -116,8 +116,9 @@ struct Identity {
 std::vector<RankSpec> make_specs(const Options& o, const Identity& id,
                                  const std::vector<NodeHolder>& holders) {
   auto secret = random_hex(32);
-  auto threads =
-      std::max(1U, std::thread::hardware_concurrency() / static_cast<unsigned>(o.ranks()));
+  // A rank's share of the cores, less one for what carries its gradients.
+  const auto share = std::thread::hardware_concurrency() / static_cast<unsigned>(o.ranks());
+  const auto threads = share > 1 ? share - 1 : 1;
   std::vector<RankSpec> specs;
   for (int rank = 0; rank < o.ranks(); ++rank) {
     RankSpec spec;

@@ -107,8 +107,8 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 }
 
 /// Between fork and exec: system calls only, for other threads of the lab may hold locks.
-[[noreturn]] void become_rank(pid_t parent, int holder_fd, const char* directory, int out, int err,
-                              char** argv, char** env) {
+[[noreturn]] void become_rank(pid_t parent, int holder_fd, int root_fd, const char* directory,
+                              int out, int err, char** argv, char** env) {
   auto fail = [&](const char* what) {
     const char* why = std::strerror(errno);  // of known errors: a read of a table
     for (const char* part : {"lab: ", what, ": ", why, "\n"}) {
@@ -122,6 +122,8 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   if (holder_fd >= 0) {
     if (setns(holder_fd, CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS) != 0)
       fail("can't enter its node");
+    // Entering a mount namespace begins at its root, which lies above ours where the lab was started in a chroot.
+    if (root_fd >= 0 && (fchdir(root_fd) != 0 || chroot(".") != 0)) fail("can't enter its root");
     if (chdir(directory) != 0) fail(directory);
   }
   int null = open("/dev/null", O_RDONLY);
@@ -147,12 +149,17 @@ Result<Process> start_rank(const RankSpec& spec, const std::vector<std::string>&
   char directory[4096];
   if (getcwd(directory, sizeof directory) == nullptr) std::strcpy(directory, "/");
   int holder = -1;
-  if (spec.holder >= 0) holder = static_cast<int>(syscall(SYS_pidfd_open, spec.holder, 0));
+  int root = -1;
+  if (spec.holder >= 0) {
+    holder = static_cast<int>(syscall(SYS_pidfd_open, spec.holder, 0));
+    root =
+        open(fmt::format("/proc/{}/root", spec.holder).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+  }
   pid_t self = getpid();
   pid_t pid = fork();
-  if (pid == 0) become_rank(self, holder, directory, out[1], err[1], argv.data(), env.data());
+  if (pid == 0) become_rank(self, holder, root, directory, out[1], err[1], argv.data(), env.data());
   int failed = errno;
-  for (int fd : {holder, out[1], err[1]}) {
+  for (int fd : {holder, root, out[1], err[1]}) {
     if (fd >= 0) close(fd);
   }
   if (pid < 0)
