@@ -1,4 +1,4 @@
-"""A link that goes down under a running job, for real: an interface of a namespace taken down, with its sockets open."""
+"""A link that goes down under a running job, for real: a namespace's interface taken down, with its sockets open."""
 
 import os
 import re
