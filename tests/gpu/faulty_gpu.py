@@ -1,5 +1,6 @@
 """Ranks that train on a GPU and meet a fault: which one is the first argument. Survivors write what they saw."""
 
+import faulthandler
 import json
 import os
 import signal
@@ -55,6 +56,7 @@ def main():
             same = all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
             kinds = [kind.__name__ for kind in type(error).__mro__]
             note(kind=type(error).__name__, kinds=kinds, text=str(error), at=seen, unchanged=same, step=step)
+            faulthandler.dump_traceback_later(5)  # what it hangs in, if it does
             raise  # the process must be able to end by itself
 
 

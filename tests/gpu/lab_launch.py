@@ -32,16 +32,8 @@ class LabRun:
         with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as folder:
             report = str(Path(folder) / "report")
             command = [str(PROGRAM), "lab", "--nodes", str(nodes), "--slots", str(slots), "--rate", "25gbit"]
-            command += [
-                "--no-calibration",
-                "--quiet",
-                "--grace",
-                grace,
-                "--",
-                sys.executable,
-                str(HERE / script),
-                *arguments,
-            ]
+            command += ["--no-calibration", "--quiet", "--json", f"{folder}/lab.json", "--grace", grace, "--"]
+            command += [sys.executable, str(HERE / script), *arguments]
             env = environment(CHECKS_REPORT=report, **extra)
             process = subprocess.Popen(
                 command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
