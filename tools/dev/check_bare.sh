@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# ./dev check-bare [--keep] [test|demo …]: makes a bare Debian 12 with debootstrap and runs the README's commands in a
+# ./dev check-bare [--keep] [--warm] [test|demo …]: makes a bare Debian 12 with debootstrap and runs the README's commands in a
 # clean clone there, as a new user would. The mirrors, certificates and pip options of this machine are handed in;
-# nothing else is.
+# nothing else is; --warm lends this machine's compiler cache too, which saves most of the time to build.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PACELINE_CACHE="${PACELINE_CACHE:-$HOME/.cache/paceline}"
@@ -9,8 +9,14 @@ export PACELINE_CACHE="${PACELINE_CACHE:-$HOME/.cache/paceline}"
 [ "$(id -u)" = 0 ] || die "check-bare makes a system in a folder and needs root"
 command -v debootstrap >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -y -qq debootstrap
 
-keep=0; verbs=()
-for argument in "$@"; do [ "$argument" = --keep ] && keep=1 || verbs+=("$argument"); done
+keep=0; warm=""; verbs=()
+for argument in "$@"; do
+  case "$argument" in
+    --keep) keep=1 ;;
+    --warm) warm=$(ccache --get-config cache_dir) || die "--warm lends ccache's folder, and there is no ccache here" ;;
+    *) verbs+=("$argument") ;;
+  esac
+done
 [ ${#verbs[@]} -gt 0 ] || verbs=(demo test)
 
 root="${TMPDIR:-/var/tmp}/paceline-bare-$$"
@@ -29,6 +35,7 @@ git clone -q . "$root/src"
 # A mount and process namespace of its own: nothing that runs in there outlives it or sees this machine's mounts.
 inside='mount --bind "$0" "$0"; cd "$0"
 for fs in proc:proc sysfs:sys; do mount -t ${fs%%:*} ${fs%%:*} ${fs##*:}; done
+[ -z "$2" ] || { mkdir -p root/.cache/ccache && mount --bind "$2" root/.cache/ccache; }
 mount --rbind /dev dev; mount -t tmpfs tmpfs run; mkdir -p run/netns
 shift 0; exec chroot . /usr/bin/env -i HOME=/root TERM=dumb CI="${CI:-}" LANG=C.UTF-8 \
   PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin $(env | grep -E "^(PIP_|https?_proxy=|no_proxy=)" | grep -v FIND_LINKS | tr "\n" " ") \
@@ -36,6 +43,6 @@ shift 0; exec chroot . /usr/bin/env -i HOME=/root TERM=dumb CI="${CI:-}" LANG=C.
 for verb in "${verbs[@]}"; do
   say "./dev $verb, in there"
   started=$SECONDS
-  unshare --mount --pid --fork --propagation private bash -ec "$inside" "$root" "$verb"
+  unshare --mount --pid --fork --propagation private bash -ec "$inside" "$root" "$verb" "$warm"
   say "./dev $verb took $((SECONDS - started)) s"
 done
