@@ -178,6 +178,7 @@ Status Path::make_streams() {
   }
   PACELINE_ASSIGN(all_out_, objects_.event());
   PACELINE_ASSIGN(all_copied_, objects_.event());
+  PACELINE_ASSIGN(committed_, objects_.event());
   copied_.resize(kPieceEvents);
   for (auto& e : copied_) {
     PACELINE_ASSIGN(e, objects_.event());
@@ -187,6 +188,7 @@ Status Path::make_streams() {
     PACELINE_ASSIGN(e, objects_.event());
   }
   residuals_ = std::make_unique<Residuals>(api_, out_);
+  sum_residuals_ = std::make_unique<Residuals>(api_, gather_);
   return Status::ok();
 }
 

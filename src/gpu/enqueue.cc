@@ -45,6 +45,21 @@ Status Path::enqueue_out(Job& job) {
   return enqueue_report(job);
 }
 
+/// Which parameters' elements lie in `span` of the buffer.
+std::vector<ResidualRange> Path::ranges_of(const Job& job, Span span) {
+  std::vector<ResidualRange> ranges;
+  uint64_t at = 0;
+  const uint64_t begin = job.segments_first + span.first;
+  const uint64_t end = begin + span.elements;
+  for (const auto& s : *job.segments) {
+    const uint64_t from = std::max(at, begin);
+    const uint64_t until = std::min(at + s.elements, end);
+    if (from < until) ranges.push_back({s.key, s.offset + (from - at), until - from});
+    at += s.elements;
+  }
+  return ranges;
+}
+
 Status Path::encode_part(Job& job, Span span, cu::DevicePtr to) {
   const auto& plan = *job.operation->plan;
   device::cuda::EncodeArguments e;
@@ -55,17 +70,7 @@ Status Path::encode_part(Job& job, Span span, cu::DevicePtr to) {
   e.state = out_state_;
   e.report = job.report;
   if (job.residuals) {
-    std::vector<ResidualRange> ranges;
-    uint64_t at = 0;
-    const uint64_t begin = job.segments_first + span.first;
-    const uint64_t end = begin + span.elements;
-    for (const auto& s : *job.segments) {
-      const uint64_t from = std::max(at, begin);
-      const uint64_t until = std::min(at + s.elements, end);
-      if (from < until) ranges.push_back({s.key, s.offset + (from - at), until - from});
-      at += s.elements;
-    }
-    PACELINE_ASSIGN(auto place, residuals_->place(ranges));
+    PACELINE_ASSIGN(auto place, residuals_->place(ranges_of(job, span), out_));
     e.residual = place.before;
     e.next_residual = place.after;
     if (job.momentum > 0) {
@@ -172,6 +177,11 @@ Status Path::enqueue_sum(Job& job, size_t index) {
     e.gradient = element(plan, job.data, part.first);
     e.elements = part.elements;
     e.encoded = lane.sum_slot;
+    if (job.sum_residuals) {
+      PACELINE_ASSIGN(auto place, sum_residuals_->place(ranges_of(job, part), lane.in));
+      e.residual = place.before;
+      e.next_residual = place.after;
+    }
     PACELINE_RETURN_IF_ERROR(kernels_->encode(plan.request.format, e, lane.in));
     const auto own = piece.back_offset + static_cast<uint64_t>(shape_.node) * piece.slot_bytes;
     PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, o.host + own, lane.sum_slot,

@@ -15,8 +15,6 @@ using device::cuda::WireCodec;
 
 // Plans that are kept: a model has tens of buckets.
 constexpr size_t kPlansKept = 1024;
-// The least pinned memory: small models fit a step, and an operation is not cut without need.
-constexpr uint64_t kLeastHostBytes = 32U << 20;
 constexpr double kEndSeconds = 10;
 constexpr double kFaultSeconds = 2;
 
@@ -73,7 +71,8 @@ Status Path::reserve_memory(uint64_t bytes, uint64_t largest) {
   q.lanes = options_.lanes;
   PACELINE_ASSIGN(auto plan, build_path(q));
   // Every buffer rounds its last piece up; and what does not fit is cut into several operations.
-  const uint64_t wanted = std::max(plan.host_bytes + plan.host_bytes / 16, kLeastHostBytes);
+  const uint64_t wanted =
+      std::max(plan.host_bytes + plan.host_bytes / 16, options_.least_host_bytes);
   if (ring_.size() < wanted) {
     auto fresh = std::make_unique<DeviceObjects>(api_);
     PACELINE_ASSIGN(auto* memory, fresh->pinned(wanted, "encodings of one step"));
@@ -86,32 +85,43 @@ Status Path::reserve_memory(uint64_t bytes, uint64_t largest) {
   return residuals_->ready() ? allocate_residuals(residuals_->has_velocity()) : Status::ok();
 }
 
-/// Planes for a step's gradients as float32. Nothing is under way.
-Status Path::allocate_residuals(bool velocity) {
-  const uint64_t all = reserved_bytes_ / sizeof(float);
-  const auto size = static_cast<uint64_t>(shape_.local_size);
-  // Runs are padded to 16 elements each; tails belong to the last rank.
-  const uint64_t elements = all / size + all / size / 64 + (1U << 16);
-  auto fresh = std::make_unique<DeviceObjects>(api_);
+Result<Residuals::Memory> Path::make_planes(DeviceObjects& from, uint64_t elements, bool velocity) {
   Residuals::Memory m;
   m.elements = elements;
   for (auto& p : m.residual) {
-    PACELINE_ASSIGN(p, fresh->memory(elements * sizeof(float), "residuals of error feedback"));
+    PACELINE_ASSIGN(p, from.memory(elements * sizeof(float), "residuals of error feedback"));
   }
   for (auto& p : m.velocity) {
     if (!velocity) break;
-    PACELINE_ASSIGN(p, fresh->memory(elements * sizeof(float), "momentum correction"));
+    PACELINE_ASSIGN(p, from.memory(elements * sizeof(float), "momentum correction"));
   }
-  PACELINE_RETURN_IF_ERROR(residuals_->use(m));
-  PACELINE_RETURN_IF_ERROR(drain(out_, "moving residuals", kEndSeconds));
+  return m;
+}
+
+/// Planes for a step's gradients as float32. Nothing is under way.
+Status Path::allocate_residuals(bool velocity) {
+  const uint64_t mine = reserved_bytes_ / sizeof(float) / static_cast<uint64_t>(shape_.local_size);
+  // Runs are padded to 16 elements each, parts rounded; tails belong to the last rank.
+  constexpr uint64_t kSlack = 1U << 16;
+  auto fresh = std::make_unique<DeviceObjects>(api_);
+  PACELINE_ASSIGN(auto planes, make_planes(*fresh, mine + mine / 64 + kSlack, velocity));
+  PACELINE_RETURN_IF_ERROR(residuals_->use(planes));
+  if (shape_.nodes > 2) {
+    const uint64_t sums = mine / static_cast<uint64_t>(shape_.nodes);
+    PACELINE_ASSIGN(auto more, make_planes(*fresh, sums + sums / 2 + kSlack, false));
+    PACELINE_RETURN_IF_ERROR(sum_residuals_->use(more));
+  }
+  for (auto* stream : {out_, gather_})
+    PACELINE_RETURN_IF_ERROR(drain(stream, "moving residuals", kEndSeconds));
   residual_memory_ = std::move(fresh);
   return Status::ok();
 }
 
-/// For a codec that reserve() did not know of: possible as long as nothing is under way.
+/// For a codec that reserve() did not know of: possible as long as no stream waits for the network, for taking memory may
+/// wait for all streams.
 Status Path::ensure_residuals(bool velocity) {
   if (residuals_->ready() && (residuals_->has_velocity() || !velocity)) return Status::ok();
-  if (pump_->retired() != submitted_)
+  if (!pump_->all_arrived())
     return {
         Code::kInvalidArgument,
         "the first all-reduce whose codec keeps residuals takes their memory, so it must not be "
@@ -243,6 +253,7 @@ Result<uint64_t> Path::submit(const AllReduce& r, const device::cuda::WireFormat
   job.scale_out = static_cast<float>(1.0 / extra);
   job.momentum = format.codec == WireCodec::kTopK ? static_cast<float>(r.momentum) : 0;
   job.residuals = has_residual(format.codec);
+  job.sum_residuals = job.residuals && plan->hops == 2;
   std::vector<ResidualRange> by_name;
   if (job.residuals && r.segments.empty())
     by_name.push_back({std::hash<std::string>()(o->name), 0, r.count});
@@ -356,13 +367,27 @@ paceline_cuda_stats Path::statistics() const {
 Status Path::commit_residuals() {
   PACELINE_RETURN_IF_ERROR(usable("residual commit"));
   const CurrentContext current(api_, context_);
-  return residuals_->commit();
+  PACELINE_RETURN_IF_ERROR(ended_by(residuals_->commit()));
+  if (!sum_residuals_->ready()) return Status::ok();
+  // The planes of the sums turn around behind all lanes, which may read next what another of them has written.
+  auto status = sum_residuals_->commit();
+  if (status) status = order_lanes_after_gather();
+  return ended_by(status);
+}
+
+Status Path::order_lanes_after_gather() {
+  PACELINE_CUDA_CALL(api_, event_record, committed_, gather_);
+  for (auto& lane : lanes_) PACELINE_CUDA_CALL(api_, stream_wait_event, lane.in, committed_, 0);
+  return Status::ok();
 }
 
 Status Path::rollback_residuals() {
   PACELINE_RETURN_IF_ERROR(usable("residual rollback"));
+  const CurrentContext current(api_, context_);
   residuals_->rollback();
-  return Status::ok();
+  if (!sum_residuals_->ready()) return Status::ok();
+  sum_residuals_->rollback();
+  return ended_by(order_lanes_after_gather());
 }
 
 Status Path::scale_residuals(double factor) {
@@ -375,28 +400,40 @@ Status Path::scale_residuals(double factor) {
                     factor)};
   const CurrentContext current(api_, context_);
   const device::cuda::WireFormat exact;
-  return residuals_->for_committed_planes([&](cu::DevicePtr values, uint64_t elements) {
-    // Decoding an exact encoding in place multiplies it.
-    device::cuda::CombineArguments c;
-    c.encoded = {&values, 1};
-    c.elements = elements;
-    c.scale = static_cast<float>(factor);
-    c.output = values;
-    return kernels_->combine(exact, c, out_);
-  });
+  const auto multiply = [&](cu::Stream stream) {
+    return [&, stream](cu::DevicePtr values, uint64_t elements) {
+      // Decoding an exact encoding in place multiplies it.
+      device::cuda::CombineArguments c;
+      c.encoded = {&values, 1};
+      c.elements = elements;
+      c.scale = static_cast<float>(factor);
+      c.output = values;
+      return kernels_->combine(exact, c, stream);
+    };
+  };
+  PACELINE_RETURN_IF_ERROR(ended_by(residuals_->for_committed_planes(multiply(out_))));
+  if (!sum_residuals_->ready()) return Status::ok();
+  auto status = sum_residuals_->for_committed_planes(multiply(gather_));
+  if (status) status = order_lanes_after_gather();
+  return ended_by(status);
 }
 
 Status Path::read_residual(uint64_t key, std::span<float> data) {
   PACELINE_RETURN_IF_ERROR(usable("residual read"));
   const CurrentContext current(api_, context_);
-  return residuals_->read(key, data);
+  std::fill(data.begin(), data.end(), 0.0F);
+  PACELINE_RETURN_IF_ERROR(ended_by(residuals_->add_to(key, data)));
+  return ended_by(sum_residuals_->add_to(key, data));
 }
 
 Status Path::write_residual(uint64_t key, std::span<const float> data) {
   PACELINE_RETURN_IF_ERROR(usable("residual write"));
   const CurrentContext current(api_, context_);
   if (!residuals_->ready()) PACELINE_RETURN_IF_ERROR(ensure_residuals(false));
-  return residuals_->write(key, data);
+  PACELINE_RETURN_IF_ERROR(ended_by(residuals_->write(key, data)));
+  // What was read of the sums is part of the values now.
+  sum_residuals_->forget(key);
+  return Status::ok();
 }
 
 }  // namespace paceline::gpu

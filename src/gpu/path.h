@@ -51,6 +51,8 @@ struct PathOptions {
   int lanes = 0;             ///< 0: the settings'
   uint64_t piece_bytes = 0;  ///< 0: kPieceBytes
   std::string nccl_library;
+  /// Pinned memory, at least: small models fit a step, and an operation is not cut without need.
+  uint64_t least_host_bytes = 32U << 20;
 };
 
 /// Large enough that ten calls of the driver per piece cost nothing beside its time on the wire (0.3 ms at 50 Gb/s as
@@ -115,7 +117,7 @@ class Path {
     uint64_t sequence = 0;
     std::shared_ptr<Operation> operation;
     float scale_in = 1, scale_out = 1, momentum = 0;
-    bool residuals = false;
+    bool residuals = false, sum_residuals = false;
     const std::vector<ResidualRange>* segments = nullptr;
     uint64_t segments_first = 0;  ///< element of the segments' concatenation at which `data` begins
     std::vector<cu::Event> copied;      ///< [pieces]
@@ -150,6 +152,7 @@ class Path {
   Status enqueue_back(Job& job, size_t index);
   Status enqueue_end(Job& job);
   Status encode_part(Job& job, Span span, cu::DevicePtr to);
+  static std::vector<ResidualRange> ranges_of(const Job& job, Span span);
 
   // path.cc
   Result<device::cuda::WireFormat> format_of(const AllReduce& request) const;
@@ -157,7 +160,9 @@ class Path {
   Result<uint64_t> submit(const AllReduce& request, const device::cuda::WireFormat& format,
                           uint64_t first, uint64_t count);
   Status ensure_residuals(bool velocity);
+  Status order_lanes_after_gather();
   Status allocate_residuals(bool velocity);
+  Result<Residuals::Memory> make_planes(DeviceObjects& from, uint64_t elements, bool velocity);
   Status usable(const char* what);
   /// What can't be the caller's mistake ends the path on all ranks: the others would wait for this one.
   Status ended_by(Status status);
@@ -189,10 +194,11 @@ class Path {
   std::unique_ptr<DeviceObjects> residual_memory_;
   std::shared_ptr<Node> node_;
   std::unique_ptr<Pump> pump_;
-  std::unique_ptr<Residuals> residuals_;
+  std::unique_ptr<Residuals> residuals_;      ///< of what this rank encodes of its own
+  std::unique_ptr<Residuals> sum_residuals_;  ///< two hops: of the sums
 
   cu::Stream out_ = nullptr, copy_ = nullptr, gather_ = nullptr;
-  cu::Event caller_ = nullptr, all_out_ = nullptr, all_copied_ = nullptr;
+  cu::Event caller_ = nullptr, all_out_ = nullptr, all_copied_ = nullptr, committed_ = nullptr;
   std::vector<cu::Event> copied_;  ///< ring: a piece is in pinned memory
   size_t next_copied_ = 0;
   std::vector<OutSlot> out_slots_;

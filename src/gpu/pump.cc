@@ -102,6 +102,11 @@ Status Pump::wait_arrival(double timeout_s, bool& finite) {
   return Status::ok();
 }
 
+bool Pump::all_arrived() const {
+  const std::lock_guard lock(mutex_);
+  return arrived_ == submitted_;
+}
+
 // --- The pump thread --------------------------------------------------------------------------------------------
 
 void Pump::pump() {

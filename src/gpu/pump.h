@@ -71,6 +71,8 @@ class Pump {
   /// Waits until all submitted operations have come over the network, at most `timeout_s` (≤ 0: without limit, as
   /// operations have deadlines of their own). finite: false when any rank reported an Inf or NaN since the last call.
   Status wait_arrival(double timeout_s, bool& finite);
+  /// Whether no stream waits for the network now.
+  [[nodiscard]] bool all_arrived() const;
   /// Ends everything.
   void fail(const Status& why);
   [[nodiscard]] Status failure() const;

@@ -125,22 +125,23 @@ Result<uint64_t> Residuals::take(int plane, uint64_t elements) {
   return position;
 }
 
-Status Residuals::copy(uint64_t to, const Found& from, int to_plane) {
+Status Residuals::copy(uint64_t to, const Found& from, int to_plane, drivers::cuda::Stream stream) {
   const auto target = static_cast<size_t>(to_plane);
   for (const auto& planes : {memory_.residual, memory_.velocity}) {
     if (planes[0] == 0) continue;
     const auto at = address(planes[target], to);
     if (from.plane < 0)
-      PACELINE_CUDA_CALL(api_, memset_d8_async, at, 0, from.elements * sizeof(float), stream_);
+      PACELINE_CUDA_CALL(api_, memset_d8_async, at, 0, from.elements * sizeof(float), stream);
     else
       PACELINE_CUDA_CALL(api_, memcpy_dtod_async, at,
                          address(planes[static_cast<size_t>(from.plane)], from.position),
-                         from.elements * sizeof(float), stream_);
+                         from.elements * sizeof(float), stream);
   }
   return Status::ok();
 }
 
-Result<Residuals::Place> Residuals::place(std::span<const ResidualRange> ranges) {
+Result<Residuals::Place> Residuals::place(std::span<const ResidualRange> ranges,
+                                          drivers::cuda::Stream stream) {
   std::vector<Found> found;
   look_up(ranges, found);
   uint64_t elements = 0;
@@ -169,7 +170,7 @@ Result<Residuals::Place> Residuals::place(std::span<const ResidualRange> ranges)
   } else {
     uint64_t to = position;
     for (const auto& f : found) {
-      PACELINE_RETURN_IF_ERROR(copy(to, f, next));
+      PACELINE_RETURN_IF_ERROR(copy(to, f, next, stream));
       to += f.elements;
     }
     p.before = p.after;
@@ -195,7 +196,7 @@ Status Residuals::commit() {
     PACELINE_ASSIGN(uint64_t position, take(1 - now_, range.elements));
     uint64_t to = position;
     for (const auto& f : found) {
-      PACELINE_RETURN_IF_ERROR(copy(to, f, 1 - now_));
+      PACELINE_RETURN_IF_ERROR(copy(to, f, 1 - now_, stream_));
       to += f.elements;
     }
     insert(latest_, {&range, 1}, position);
@@ -212,10 +213,10 @@ void Residuals::rollback() {
   used_[static_cast<size_t>(1 - now_)] = 0;
 }
 
-Status Residuals::read(uint64_t key, std::span<float> data) {
-  std::fill(data.begin(), data.end(), 0.0F);
+Status Residuals::add_to(uint64_t key, std::span<float> data) {
   const auto found = committed_.find(key);
   if (found == committed_.end()) return Status::ok();
+  std::vector<float> values;
   for (const auto& [offset, e] : found->second) {
     if (offset + e.elements > data.size())
       return {
@@ -223,11 +224,13 @@ Status Residuals::read(uint64_t key, std::span<float> data) {
           fmt::format("the residual of parameter {} has elements up to {}, the buffer for it {}: "
                       "its shape changed",
                       key, offset + e.elements, data.size())};
-    PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, data.data() + offset,
+    values.resize(e.elements);
+    PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, values.data(),
                        address(memory_.residual[static_cast<size_t>(now_)], e.position),
                        e.elements * sizeof(float), stream_);
+    PACELINE_CUDA_CALL(api_, stream_synchronize, stream_);
+    for (uint64_t i = 0; i < e.elements; ++i) data[offset + i] += values[i];
   }
-  PACELINE_CUDA_CALL(api_, stream_synchronize, stream_);
   return Status::ok();
 }
 
@@ -237,24 +240,43 @@ Status Residuals::write(uint64_t key, std::span<const float> data) {
             fmt::format("the residual of parameter {} can't be set between an all-reduce and the "
                         "step's commit or rollback",
                         key)};
-  auto first = std::find_if(data.begin(), data.end(), [](float f) { return f != 0; });
-  auto last = std::find_if(data.rbegin(), data.rend(), [](float f) { return f != 0; }).base();
-  committed_.erase(key);
-  if (first < last) {
-    const ResidualRange range{key, static_cast<uint64_t>(first - data.begin()),
-                              static_cast<uint64_t>(last - first)};
-    PACELINE_ASSIGN(uint64_t position, take(now_, range.elements));
-    PACELINE_CUDA_CALL(api_, memcpy_htod_async,
-                       address(memory_.residual[static_cast<size_t>(now_)], position), &*first,
-                       range.elements * sizeof(float), stream_);
-    if (has_velocity())
-      PACELINE_CUDA_CALL(api_, memset_d8_async,
-                         address(memory_.velocity[static_cast<size_t>(now_)], position), 0,
-                         range.elements * sizeof(float), stream_);
-    insert(committed_, {&range, 1}, position);
-    PACELINE_CUDA_CALL(api_, stream_synchronize, stream_);
+  const auto known = committed_.find(key);
+  if (known != committed_.end() && !known->second.empty()) {
+    const auto& [offset, e] = *known->second.rbegin();
+    if (offset + e.elements > data.size())
+      return {
+          Code::kInvalidArgument,
+          fmt::format("the residual of parameter {} has elements up to {}, those to load {}: its "
+                      "shape changed",
+                      key, offset + e.elements, data.size())};
   }
+  const auto first = std::find_if(data.begin(), data.end(), [](float f) { return f != 0; });
+  const auto last = std::find_if(data.rbegin(), data.rend(), [](float f) { return f != 0; }).base();
+  std::vector<Found> found;
+  std::vector<ResidualRange> missing;
+  // Memory is taken from the first to the last element that isn't zero, a rank's own shard; what has memory is set.
+  if (first < last)
+    find(committed_, now_,
+         {key, static_cast<uint64_t>(first - data.begin()), static_cast<uint64_t>(last - first)},
+         found, missing);
+  for (const auto& range : missing) {
+    PACELINE_ASSIGN(uint64_t position, take(now_, range.elements));
+    for (const auto& planes : {memory_.residual, memory_.velocity}) {
+      if (planes[0] != 0)
+        PACELINE_CUDA_CALL(api_, memset_d8_async,
+                           address(planes[static_cast<size_t>(now_)], position), 0,
+                           range.elements * sizeof(float), stream_);
+    }
+    insert(committed_, {&range, 1}, position);
+  }
+  for (const auto& [offset, e] : committed_[key])
+    PACELINE_CUDA_CALL(api_, memcpy_htod_async,
+                       address(memory_.residual[static_cast<size_t>(now_)], e.position),
+                       data.data() + offset, e.elements * sizeof(float), stream_);
+  PACELINE_CUDA_CALL(api_, stream_synchronize, stream_);
   return Status::ok();
 }
+
+void Residuals::forget(uint64_t key) { committed_.erase(key); }
 
 }  // namespace paceline::gpu

@@ -6,7 +6,8 @@
 // gathered by copies on the stream, once. With `velocity`, momentum correction's velocities lie beside them in planes of
 // their own.
 //
-// All work is enqueued on one stream, which no wait for the network must hold up.
+// commit(), read() and write() enqueue on the store's own stream, which must be ordered after whatever uses places of the
+// step before; place() on the stream that will encode.
 #pragma once
 
 #include <algorithm>
@@ -51,13 +52,15 @@ class Residuals {
 
   /// Where the residuals of `ranges`, one after the other, are read and written. What was never used is 0.
   /// kResourceExhausted: the planes are full.
-  Result<Place> place(std::span<const ResidualRange> ranges);
+  Result<Place> place(std::span<const ResidualRange> ranges, drivers::cuda::Stream stream);
   Status commit();
   void rollback();
 
-  /// [0, data.size()) of a parameter, as of the last commit; what is another rank's, or was never used, is 0.
-  Status read(uint64_t key, std::span<float> data);
+  /// Adds [0, data.size()) of a parameter, as of the last commit; what is another rank's, or was never used, is 0.
+  Status add_to(uint64_t key, std::span<float> data);
   Status write(uint64_t key, std::span<const float> data);
+  /// Its committed values are 0 from now on.
+  void forget(uint64_t key);
   /// f(address, elements) for the committed values as they lie in memory, gaps between parameters included: for a
   /// kernel that multiplies them. Addresses are aligned as the planes are.
   template <class F>
@@ -93,7 +96,7 @@ class Residuals {
                    std::vector<Found>& out, std::vector<ResidualRange>& missing);
   void look_up(std::span<const ResidualRange> ranges, std::vector<Found>& out) const;
   static void remove(Layout& layout, const ResidualRange& range);
-  Status copy(uint64_t to, const Found& from, int to_plane);
+  Status copy(uint64_t to, const Found& from, int to_plane, drivers::cuda::Stream stream);
   Result<uint64_t> take(int plane, uint64_t elements);
   void insert(Layout& layout, std::span<const ResidualRange> ranges, uint64_t position);
 

@@ -17,11 +17,18 @@ constexpr CudaResult kUnknown = 999;
 // Fresh memory is no zeros: as floats these bytes are large and strange.
 constexpr int kPoison = 0xcd;
 
-thread_local ContextTag* current = nullptr;
+/// The thread's current context, and the machine that it is of: an earlier one's is none.
+thread_local ContextTag* current_context = nullptr;
+thread_local uint64_t current_machine = 0;
 
-#define ENTER(name)                        \
-  auto* const state = machine();           \
-  if (state == nullptr) return kNoContext; \
+ContextTag* current_of(const Machine::State& state) {
+  return current_machine == state.number ? current_context : nullptr;
+}
+
+#define ENTER(name)                               \
+  auto* const state = machine();                  \
+  if (state == nullptr) return kNoContext;        \
+  ContextTag* const current = current_of(*state); \
   if (auto injected = state->enter(name, current); injected != 0) return injected
 
 #define ENTER_CONTEXT(name)                 \
@@ -96,7 +103,10 @@ CudaResult device_primary_ctx_release(Device) {
   return 0;
 }
 CudaResult ctx_set_current(Context context) {
-  current = context;
+  if (machine() != nullptr) {
+    current_context = context;
+    current_machine = machine()->number;
+  }
   ENTER("ctx_set_current");
   return 0;
 }

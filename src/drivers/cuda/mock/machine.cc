@@ -109,7 +109,9 @@ CudaResult Machine::State::enter(const char* function, ContextTag* device) {
 }
 
 Machine::Machine(const Options& options) : state_(std::make_unique<State>()) {
+  static std::atomic<uint64_t> machines{0};
   state_->options = options;
+  state_->number = ++machines;
   for (int i = 0; i < options.devices; ++i) {
     auto device = std::make_unique<ContextTag>();
     device->ordinal = i;

@@ -85,6 +85,7 @@ struct Fault {
 
 struct Machine::State {
   Options options;
+  uint64_t number = 0;  ///< of this machine in the process, from 1
   std::vector<std::unique_ptr<ContextTag>> devices;
   mutable std::mutex mutex;
   std::map<std::string, FunctionTag> kernels;

@@ -1,0 +1,30 @@
+#include "drivers/nccl/loader.h"
+
+#include <gtest/gtest.h>
+
+namespace paceline::drivers::nccl {
+namespace {
+
+TEST(Loader, FindsNcclOrSaysWhatToInstall) {
+  auto library = load("/nowhere/libnccl.so.2");
+  if (library) {
+    EXPECT_GE((*library)->version, kOldest);
+  } else {
+    EXPECT_EQ(library.status().code(), Code::kUnavailable);
+    EXPECT_NE(library.status().message().find("nvidia-nccl"), std::string::npos)
+        << library.status().message();
+  }
+}
+
+// The layout that NCCL 2.18's header gives: later versions read as many bytes as `size` says.
+TEST(Loader, TheConfigurationIsLaidOutAsNcclReadsIt) {
+  EXPECT_EQ(offsetof(Config, magic), 8U);
+  EXPECT_EQ(offsetof(Config, blocking), 16U);
+  EXPECT_EQ(offsetof(Config, max_ctas), 28U);
+  EXPECT_EQ(offsetof(Config, net_name), 32U);
+  EXPECT_EQ(offsetof(Config, split_share), 40U);
+  EXPECT_EQ(sizeof(Config), 48U);
+}
+
+}  // namespace
+}  // namespace paceline::drivers::nccl

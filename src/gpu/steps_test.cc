@@ -1,0 +1,263 @@
+// Many steps: operations that overlap, memory that is used again, delays at random; residuals over steps.
+#include <cmath>
+#include <random>
+
+#include "gpu/cluster.h"
+
+namespace paceline::gpu {
+namespace {
+
+struct Load {
+  int nodes, local_size, lanes, queues;
+  bool reversed;  ///< buckets are handed over in the opposite order every other step
+};
+
+class StepsOf : public testing::TestWithParam<Load> {};
+
+// Pinned memory for a fraction of a step: operations are cut, take memory that earlier ones still use, and wait for it on
+// the device.
+TEST_P(StepsOf, SumsAreRightAndAlikeOverManySteps) {
+  const auto load = GetParam();
+  ClusterOptions o;
+  o.nodes = load.nodes;
+  o.local_size = load.local_size;
+  o.machine.hardware_queues = load.queues;
+  o.machine.delays_us = 150;
+  o.machine.seed = 5;
+  Cluster cluster(o);
+  constexpr int kSteps = 25;
+  const std::vector<uint64_t> sizes = {30011, 7, 12000, 1, 20480};
+  const auto size = static_cast<size_t>(cluster.size());
+  std::vector<std::vector<float>> ends(size);
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(
+        r, {.lanes = load.lanes, .piece_bytes = 16 * 1024, .least_host_bytes = 160 * 1024});
+    ASSERT_TRUE(made.is_ok()) << made.status().message();
+    auto& path = **made;
+    ASSERT_TRUE(path.reserve(1024, 1024).is_ok());
+    const auto allocations = cluster.machine().counts(r).allocations;
+    std::mt19937 delays(static_cast<unsigned>(r));
+    std::vector<std::unique_ptr<Tensor>> tensors;
+    for (auto n : sizes) tensors.push_back(std::make_unique<Tensor>(cluster, r, n * sizeof(float)));
+    for (int step = 0; step < kSteps; ++step) {
+      for (size_t i = 0; i < sizes.size(); ++i) {
+        const size_t b = load.reversed && step % 2 == 1 ? sizes.size() - 1 - i : i;
+        for (uint64_t k = 0; k < sizes[b]; ++k)
+          tensors[b]->as<float>()[k] =
+              static_cast<float>((r + 1) * (step + 1)) + static_cast<float>(k % 97);
+        AllReduce a;
+        a.data = tensors[b]->address();
+        a.count = sizes[b];
+        a.codec = 0;
+        a.name = "bucket " + std::to_string(b);
+        auto id = path.all_reduce(a);
+        ASSERT_TRUE(id.is_ok()) << id.status().message();
+        if (delays() % 8 == 0)
+          std::this_thread::sleep_for(std::chrono::microseconds(delays() % 500));
+        ASSERT_TRUE(path.join(*id, nullptr).is_ok());
+      }
+      bool finite = false;
+      auto status = path.wait_arrival(0, finite);
+      ASSERT_TRUE(status.is_ok()) << status.message();
+      ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+      const auto ranks = static_cast<float>(size);
+      const float all = ranks * (ranks + 1) / 2 * static_cast<float>(step + 1);
+      for (size_t b = 0; b < sizes.size(); ++b) {
+        for (uint64_t k = 0; k < sizes[b]; ++k)
+          ASSERT_EQ(tensors[b]->as<float>()[k], all + ranks * static_cast<float>(k % 97))
+              << "step " << step << " bucket " << b << " element " << k;
+      }
+    }
+    EXPECT_EQ(cluster.machine().counts(r).allocations, allocations);
+    EXPECT_TRUE(path.destroy().is_ok());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Loads, StepsOf,
+                         testing::Values(Load{2, 1, 1, 0, false}, Load{2, 2, 4, 0, true},
+                                         Load{2, 2, 1, 1, true}, Load{3, 1, 4, 0, true},
+                                         Load{3, 2, 2, 1, false}),
+                         [](const auto& info) {
+                           const auto& l = info.param;
+                           return fmt::format("{}x{}_{}lanes_{}queues{}", l.nodes, l.local_size,
+                                              l.lanes, l.queues, l.reversed ? "_reversed" : "");
+                         });
+
+/// Parameters 0 … 4 of these sizes, in buckets.
+const std::vector<uint64_t> kParameters = {24000, 17, 72009, 32768, 555};
+
+struct Feedback {
+  int nodes, local_size;
+  device::cuda::WireCodec codec;
+};
+class FeedbackOf : public testing::TestWithParam<Feedback> {};
+
+// What was not sent stays: over all steps, what arrived and what is left are the gradients, whatever buckets were cut;
+// a step that is rolled back leaves no trace.
+TEST_P(FeedbackOf, NothingIsLostOverSteps) {
+  const auto p = GetParam();
+  ClusterOptions o;
+  o.nodes = p.nodes;
+  o.local_size = p.local_size;
+  Cluster cluster(o);
+  const auto size = static_cast<size_t>(cluster.size());
+  // Buckets as lists of parameters: rebuilt after the first step, one parameter missing in the third.
+  const std::vector<std::vector<std::vector<size_t>>> steps = {{{0, 1, 2}, {3, 4}},
+                                                               {{4, 3, 2}, {1, 0}},
+                                                               {{4, 3, 2}, {0}},
+                                                               {{4, 3, 2}, {1, 0}},
+                                                               {{4, 3, 2}, {1, 0}}};
+  constexpr size_t kRolledBack = 3;
+  std::vector<std::vector<double>> arrived(kParameters.size()), sent(kParameters.size()),
+      left(kParameters.size());
+  for (size_t i = 0; i < kParameters.size(); ++i) {
+    arrived[i].resize(kParameters[i]);
+    sent[i].resize(kParameters[i]);
+    left[i].resize(kParameters[i]);
+  }
+  std::mutex mutex;
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r, {.piece_bytes = 8 * 1024});
+    ASSERT_TRUE(made.is_ok()) << made.status().message();
+    auto& path = **made;
+    ASSERT_TRUE(path.reserve(4 * 130000, 4 * 130000).is_ok());
+    for (size_t step = 0; step < steps.size(); ++step) {
+      for (const auto& bucket : steps[step]) {
+        uint64_t count = 0;
+        for (auto i : bucket) count += kParameters[i];
+        Tensor tensor(cluster, r, count * sizeof(float));
+        std::mt19937_64 random(step * 1000 + static_cast<uint64_t>(r));
+        std::normal_distribution<float> normal;
+        AllReduce a;
+        uint64_t at = 0;
+        for (auto i : bucket) {
+          a.segments.push_back({i, 0, kParameters[i]});
+          for (uint64_t k = 0; k < kParameters[i]; ++k) tensor.as<float>()[at++] = normal(random);
+        }
+        if (step != kRolledBack) {
+          std::lock_guard lock(mutex);
+          at = 0;
+          for (auto i : bucket)
+            for (uint64_t k = 0; k < kParameters[i]; ++k) sent[i][k] += tensor.as<float>()[at++];
+        }
+        a.data = tensor.address();
+        a.count = count;
+        a.codec = static_cast<int>(p.codec);
+        a.ratio = 0.05;
+        a.name = "bucket";
+        auto id = path.all_reduce(a);
+        ASSERT_TRUE(id.is_ok()) << id.status().message();
+        ASSERT_TRUE(path.join(*id, nullptr).is_ok());
+        bool finite = false;
+        ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
+        ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+        if (r == 0 && step != kRolledBack) {
+          std::lock_guard lock(mutex);
+          at = 0;
+          for (auto i : bucket)
+            for (uint64_t k = 0; k < kParameters[i]; ++k) arrived[i][k] += tensor.as<float>()[at++];
+        }
+      }
+      if (step == kRolledBack) {
+        ASSERT_TRUE(path.rollback_residuals().is_ok());
+      } else {
+        ASSERT_TRUE(path.commit_residuals().is_ok());
+      }
+      if (step == 1) {  // through a checkpoint and back
+        for (size_t i = 0; i < kParameters.size(); ++i) {
+          std::vector<float> values(kParameters[i]);
+          ASSERT_TRUE(path.read_residual(i, values).is_ok());
+          ASSERT_TRUE(path.write_residual(i, values).is_ok());
+        }
+      }
+    }
+    for (size_t i = 0; i < kParameters.size(); ++i) {
+      std::vector<float> values(kParameters[i]);
+      ASSERT_TRUE(path.read_residual(i, values).is_ok());
+      std::lock_guard lock(mutex);
+      for (uint64_t k = 0; k < kParameters[i]; ++k) left[i][k] += values[k];
+    }
+    EXPECT_TRUE(path.destroy().is_ok());
+  });
+  double worst = 0;
+  double most_left = 0;
+  for (size_t i = 0; i < kParameters.size(); ++i) {
+    for (uint64_t k = 0; k < kParameters[i]; ++k) {
+      worst = std::max(worst, std::abs(arrived[i][k] + left[i][k] - sent[i][k]));
+      most_left = std::max(most_left, std::abs(left[i][k]));
+    }
+  }
+  EXPECT_LT(worst, 1e-4 * static_cast<double>(size));
+  EXPECT_GT(most_left, 0.001);
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, FeedbackOf,
+                         testing::Values(Feedback{2, 1, device::cuda::WireCodec::kTopK},
+                                         Feedback{2, 2, device::cuda::WireCodec::kTopK},
+                                         Feedback{3, 1, device::cuda::WireCodec::kTopK},
+                                         Feedback{2, 1, device::cuda::WireCodec::kInt8},
+                                         Feedback{2, 2, device::cuda::WireCodec::kInt8},
+                                         Feedback{3, 1, device::cuda::WireCodec::kInt8},
+                                         Feedback{3, 2, device::cuda::WireCodec::kInt8}),
+                         [](const auto& info) {
+                           std::string codec = codec_name(info.param.codec);
+                           std::erase(codec, '-');
+                           return fmt::format("{}x{}_{}", info.param.nodes, info.param.local_size,
+                                              codec);
+                         });
+
+TEST(Steps, AnInfOnOneRankIsKnownOnAll) {
+  Cluster cluster({.nodes = 2, .local_size = 2});
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r);
+    ASSERT_TRUE(made.is_ok());
+    auto& path = **made;
+    for (int step = 0; step < 3; ++step) {
+      Tensor tensor(cluster, r, 4000);
+      std::fill_n(tensor.as<float>(), 1000, 1.0F);
+      if (step == 1 && r == 3) tensor.as<float>()[7] = INFINITY;
+      AllReduce a;
+      a.data = tensor.address();
+      a.count = 1000;
+      a.codec = 1;
+      auto id = path.all_reduce(a);
+      ASSERT_TRUE(id.is_ok());
+      bool finite = false;
+      ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
+      EXPECT_EQ(finite, step != 1) << "rank " << r << " step " << step;
+    }
+    EXPECT_TRUE(path.destroy().is_ok());
+  });
+}
+
+TEST(Steps, BadArgumentsAreNamedAndEndNothing) {
+  Cluster cluster({.nodes = 2, .local_size = 1});
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r);
+    ASSERT_TRUE(made.is_ok());
+    auto& path = **made;
+    Tensor tensor(cluster, r, 4000);
+    AllReduce a;
+    a.data = tensor.address() + 4;
+    a.count = 100;
+    EXPECT_NE(path.all_reduce(a).status().message().find("aligned to 16"), std::string::npos);
+    a.data = tensor.address();
+    a.dtype = DType::kInt32;
+    EXPECT_EQ(path.all_reduce(a).status().code(), Code::kUnsupported);
+    a.dtype = DType::kFloat32;
+    a.codec = 9;
+    EXPECT_EQ(path.all_reduce(a).status().code(), Code::kInvalidArgument);
+    a.codec = 3;
+    a.segments = {{1, 0, 99}};
+    EXPECT_NE(path.all_reduce(a).status().message().find("99 elements, the buffer 100"),
+              std::string::npos);
+    EXPECT_EQ(path.join(17, nullptr).code(), Code::kInvalidArgument);
+    EXPECT_EQ(path.reserve(1, 2).code(), Code::kInvalidArgument);
+    bool finite = false;
+    EXPECT_TRUE(path.wait_arrival(1, finite).is_ok());
+    EXPECT_TRUE(path.destroy().is_ok());
+  });
+}
+
+}  // namespace
+}  // namespace paceline::gpu
