@@ -81,8 +81,9 @@ Status Path::reserve_memory(uint64_t bytes, uint64_t largest) {
     ring_ = HostRing(wanted);
   }
   reserved_bytes_ = std::max(reserved_bytes_, bytes);
-  if (has_residual(codec_)) return allocate_residuals(momentum_ > 0);
-  return residuals_->ready() ? allocate_residuals(residuals_->has_velocity()) : Status::ok();
+  const bool sums = codec_ == WireCodec::kInt8 || sum_residuals_->ready();
+  if (has_residual(codec_)) return allocate_residuals(momentum_ > 0, sums);
+  return residuals_->ready() ? allocate_residuals(residuals_->has_velocity(), sums) : Status::ok();
 }
 
 Result<Residuals::Memory> Path::make_planes(DeviceObjects& from, uint64_t elements, bool velocity) {
@@ -99,14 +100,14 @@ Result<Residuals::Memory> Path::make_planes(DeviceObjects& from, uint64_t elemen
 }
 
 /// Planes for a step's gradients as float32. Nothing is under way.
-Status Path::allocate_residuals(bool velocity) {
+Status Path::allocate_residuals(bool velocity, bool of_sums) {
   const uint64_t mine = reserved_bytes_ / sizeof(float) / static_cast<uint64_t>(shape_.local_size);
   // Runs are padded to 16 elements each, parts rounded; tails belong to the last rank.
   constexpr uint64_t kSlack = 1U << 16;
   auto fresh = std::make_unique<DeviceObjects>(api_);
   PACELINE_ASSIGN(auto planes, make_planes(*fresh, mine + mine / 64 + kSlack, velocity));
   PACELINE_RETURN_IF_ERROR(residuals_->use(planes));
-  if (shape_.nodes > 2) {
+  if (shape_.nodes > 2 && of_sums) {
     const uint64_t sums = mine / static_cast<uint64_t>(shape_.nodes);
     PACELINE_ASSIGN(auto more, make_planes(*fresh, sums + sums / 2 + kSlack, false));
     PACELINE_RETURN_IF_ERROR(sum_residuals_->use(more));
@@ -119,15 +120,18 @@ Status Path::allocate_residuals(bool velocity) {
 
 /// For a codec that reserve() did not know of: possible as long as no stream waits for the network, for taking memory may
 /// wait for all streams.
-Status Path::ensure_residuals(bool velocity) {
-  if (residuals_->ready() && (residuals_->has_velocity() || !velocity)) return Status::ok();
+Status Path::ensure_residuals(bool velocity, bool sums) {
+  if (residuals_->ready() && (residuals_->has_velocity() || !velocity) &&
+      (sum_residuals_->ready() || shape_.nodes == 2 || !sums))
+    return Status::ok();
   if (!pump_->all_arrived())
     return {
         Code::kInvalidArgument,
         "the first all-reduce whose codec keeps residuals takes their memory, so it must not be "
         "submitted while others are under way: choose the codec by the settings (PACELINE_CODEC), "
         "or submit one such operation first"};
-  return allocate_residuals(velocity);
+  return allocate_residuals(velocity || residuals_->has_velocity(),
+                            sums || sum_residuals_->ready());
 }
 
 // --- Operations -------------------------------------------------------------------------------------------------
@@ -213,7 +217,8 @@ Result<uint64_t> Path::all_reduce_checked(const AllReduce& r) {
                     "capture",
                     r.name));
   if (ring_.size() == 0) PACELINE_RETURN_IF_ERROR(reserve_memory(0, 0));
-  if (has_residual(format.codec)) PACELINE_RETURN_IF_ERROR(ensure_residuals(r.momentum > 0));
+  if (has_residual(format.codec))
+    PACELINE_RETURN_IF_ERROR(ensure_residuals(r.momentum > 0, format.codec == WireCodec::kInt8));
   // What does not fit in half the pinned memory is cut, so that one part comes while the next goes.
   uint64_t count = r.count;
   for (;;) {
@@ -429,7 +434,7 @@ Status Path::read_residual(uint64_t key, std::span<float> data) {
 Status Path::write_residual(uint64_t key, std::span<const float> data) {
   PACELINE_RETURN_IF_ERROR(usable("residual write"));
   const CurrentContext current(api_, context_);
-  if (!residuals_->ready()) PACELINE_RETURN_IF_ERROR(ensure_residuals(false));
+  if (!residuals_->ready()) PACELINE_RETURN_IF_ERROR(ensure_residuals(false, false));
   PACELINE_RETURN_IF_ERROR(ended_by(residuals_->write(key, data)));
   // What was read of the sums is part of the values now.
   sum_residuals_->forget(key);

@@ -159,9 +159,9 @@ class Path {
   Result<std::shared_ptr<const PathPlan>> plan_for(const PathRequest& request);
   Result<uint64_t> submit(const AllReduce& request, const device::cuda::WireFormat& format,
                           uint64_t first, uint64_t count);
-  Status ensure_residuals(bool velocity);
+  Status ensure_residuals(bool velocity, bool sums);
   Status order_lanes_after_gather();
-  Status allocate_residuals(bool velocity);
+  Status allocate_residuals(bool velocity, bool of_sums);
   Result<Residuals::Memory> make_planes(DeviceObjects& from, uint64_t elements, bool velocity);
   Status usable(const char* what);
   /// What can't be the caller's mistake ends the path on all ranks: the others would wait for this one.

@@ -19,13 +19,16 @@ Status Residuals::use(const Memory& memory) {
   for (int kind = 0; kind < 2; ++kind) {
     const auto& from = kind == 0 ? old.residual : old.velocity;
     const auto& to = kind == 0 ? memory.residual : memory.velocity;
-    if (from[0] == 0 || to[0] == 0) continue;
+    if (to[0] == 0) continue;
     for (size_t p = 0; p < 2; ++p) {
       if (used_[p] > memory.elements)
         return {Code::kInvalidArgument, "residuals can't move to less memory than they have"};
-      if (used_[p] > 0)
-        PACELINE_CUDA_CALL(api_, memcpy_dtod_async, to[p], from[p], used_[p] * sizeof(float),
-                           stream_);
+      if (used_[p] == 0) continue;
+      const uint64_t bytes = used_[p] * sizeof(float);
+      if (from[p] != 0)
+        PACELINE_CUDA_CALL(api_, memcpy_dtod_async, to[p], from[p], bytes, stream_);
+      else
+        PACELINE_CUDA_CALL(api_, memset_d8_async, to[p], 0, bytes, stream_);
     }
   }
   memory_ = memory;
