@@ -21,6 +21,7 @@
 
 #include "base/status.h"
 #include "base/types.h"
+#include "device/cuda/tensors.h"
 #include "drivers/cuda/api.h"
 
 namespace paceline::device::cuda {
@@ -49,6 +50,7 @@ inline constexpr uint32_t kMaxSources = 256;                 ///< encodings adde
 inline constexpr uint32_t kReportNonFinite = 1;  ///< an Inf or NaN in the gradient, scaled
 inline constexpr uint32_t kReportSaturated = 2;  ///< a cast met a number that its type can't hold
 inline constexpr uint32_t kReportCorrupted = 4;  ///< combine met an impossible count or position
+inline constexpr uint32_t kReportRows = 8;       ///< more rows than the capacity; see tensors.h
 
 struct EncodeArguments {
   drivers::cuda::DevicePtr gradient = 0;  ///< `elements` of format.dtype, aligned to 16 bytes
@@ -91,6 +93,17 @@ class Kernels {
   /// What is out of the dtype's range becomes infinite, so that a loss scaler sees it.
   Status combine(const WireFormat& format, const CombineArguments& arguments,
                  drivers::cuda::Stream stream) const;
+
+  Status encode_rows(const RowFormat& format, const EncodeRowsArguments& arguments,
+                     drivers::cuda::Stream stream) const;
+  /// output = scale × (encoded[0] + encoded[1] + …), rows that nobody sent zero; sums as in combine.
+  Status combine_rows(const RowFormat& format, const CombineRowsArguments& arguments,
+                      drivers::cuda::Stream stream) const;
+  /// Copies the tensors into the buffer, or from it: one launch for each 128. They must not overlap.
+  Status pack(std::span<const Segment> segments, drivers::cuda::DevicePtr buffer,
+              drivers::cuda::Stream stream) const;
+  Status unpack(std::span<const Segment> segments, drivers::cuda::DevicePtr buffer,
+                drivers::cuda::Stream stream) const;
 
  private:
   const drivers::cuda::Api* api_ = nullptr;

@@ -8,19 +8,6 @@ namespace {
 template <class A, class B>
 constexpr int kUnit = sizeof(typename A::Bits) == 4 || sizeof(typename B::Bits) == 4 ? 4 : 8;
 
-/// What is finite and out of range becomes the largest number.
-template <class Wire>
-__device__ typename Wire::Bits saturated(float value, uint32_t& report) {
-  const uint32_t magnitude = magnitude_bits(value);
-  if (magnitude >= kInfinity) {
-    report |= kNonFinite;
-  } else if (magnitude >= Wire::kOverflow) {
-    report |= kSaturated;
-    value = copysignf(Wire::largest(), value);
-  }
-  return Wire::narrow(value);
-}
-
 template <class From, class Wire>
 __device__ void encode(const DenseEncode& a) {
   constexpr int kCount = kUnit<From, Wire>;

@@ -11,7 +11,7 @@
 namespace paceline::device::cuda {
 
 // The report's bits, as in codec.h.
-inline constexpr uint32_t kNonFinite = 1, kSaturated = 2, kCorrupted = 4;
+inline constexpr uint32_t kNonFinite = 1, kSaturated = 2, kCorrupted = 4, kTooManyRows = 8;
 
 inline constexpr uint32_t kInfinity = 0x7F800000U;
 inline constexpr uint32_t kNan = 0x7FC00000U;
@@ -55,6 +55,19 @@ struct BF16 {
     return __bfloat16_as_ushort(__float2bfloat16_rn(value));
   }
 };
+
+/// What is finite and out of range becomes the largest number.
+template <class Wire>
+__device__ typename Wire::Bits saturated(float value, uint32_t& report) {
+  const uint32_t magnitude = magnitude_bits(value);
+  if (magnitude >= kInfinity) {
+    report |= kNonFinite;
+  } else if (magnitude >= Wire::kOverflow) {
+    report |= kSaturated;
+    value = copysignf(Wire::largest(), value);
+  }
+  return Wire::narrow(value);
+}
 
 /// `kCount` neighbours of one type, loaded and stored in one access of 4, 8 or 16 bytes (by intrinsics: plain
 /// assignments were seen to be taken apart).

@@ -22,14 +22,6 @@ constexpr uint64_t kSampleAll = uint64_t{1} << 21;
 
 Status invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
 
-Status check_aligned(DevicePtr pointer, const char* what, bool needed) {
-  if (pointer == 0 && needed) return invalid(fmt::format("device codec: {} is missing", what));
-  if (pointer % 16 != 0)
-    return invalid(fmt::format("device codec: {} at {:#x} is not aligned to 16 bytes", what,
-                               static_cast<uint64_t>(pointer)));
-  return Status::ok();
-}
-
 Status check_format(const WireFormat& format, uint64_t elements) {
   if (format.dtype != DType::kFloat32 && format.dtype != DType::kFloat16 &&
       format.dtype != DType::kBFloat16)
@@ -216,6 +208,14 @@ Status check_encode(const WireFormat& format, const EncodeArguments& a) {
 }
 
 }  // namespace
+
+Status check_aligned(DevicePtr pointer, const char* what, bool needed) {
+  if (pointer == 0 && needed) return invalid(fmt::format("device codec: {} is missing", what));
+  if (pointer % 16 != 0)
+    return invalid(fmt::format("device codec: {} at {:#x} is not aligned to 16 bytes", what,
+                               static_cast<uint64_t>(pointer)));
+  return Status::ok();
+}
 
 Status enqueue_encode(Launcher& launcher, const WireFormat& format,
                       const EncodeArguments& arguments) {

@@ -26,5 +26,16 @@ Status enqueue_encode(Launcher& launcher, const WireFormat& format,
                       const EncodeArguments& arguments);
 Status enqueue_combine(Launcher& launcher, const WireFormat& format,
                        const CombineArguments& arguments);
+Status enqueue_encode_rows(Launcher& launcher, const RowFormat& format,
+                           const EncodeRowsArguments& arguments);
+Status enqueue_combine_rows(Launcher& launcher, const RowFormat& format,
+                            const CombineRowsArguments& arguments);
+
+enum class Direction { kPack, kUnpack };
+Status enqueue_copy(Launcher& launcher, std::span<const Segment> segments,
+                    drivers::cuda::DevicePtr buffer, Direction direction);
+
+/// kInvalidArgument when it is missing though needed, or not aligned to 16 bytes.
+Status check_aligned(drivers::cuda::DevicePtr pointer, const char* what, bool needed);
 
 }  // namespace paceline::device::cuda

@@ -19,13 +19,14 @@
 PACELINE_EMBED(dense)
 PACELINE_EMBED(int8)
 PACELINE_EMBED(topk)
+PACELINE_EMBED(tensors)
 
 namespace paceline::device::cuda {
 
 std::span<const Image> images() {
-  static constexpr std::array kImages = {Image{paceline_image_dense, "dense.cu"},
-                                         Image{paceline_image_int8, "int8.cu"},
-                                         Image{paceline_image_topk, "topk.cu"}};
+  static constexpr std::array kImages = {
+      Image{paceline_image_dense, "dense"}, Image{paceline_image_int8, "int8"},
+      Image{paceline_image_topk, "topk"}, Image{paceline_image_tensors, "tensors"}};
   return kImages;
 }
 

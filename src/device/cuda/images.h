@@ -7,7 +7,7 @@ namespace paceline::device::cuda {
 
 struct Image {
   const void* data;
-  const char* source;  ///< the file it was compiled from
+  const char* file;  ///< what it was compiled from, without .cu
 };
 
 /// Empty where the build found no CUDA compiler.

@@ -108,6 +108,37 @@ struct TopKCombine {
   Address encoded[kSourceLimit];
 };
 
+struct RowsEncode {
+  Address gradient, flags, encoded, report;  ///< flags: a byte per row
+  uint64_t rows, row_elements, capacity;
+  uint64_t values_offset, row_bytes,
+      end_offset;  ///< of the encoding; row_bytes is a multiple of 16
+  float scale;
+};
+
+struct RowsCombine {
+  Address output;
+  uint64_t rows, row_elements, capacity, values_offset, row_bytes;
+  float scale;
+  uint32_t sources;
+  Address encoded[kSourceLimit];
+};
+
+inline constexpr uint32_t kRowThreads = 256;    ///< a warp takes a row
+inline constexpr uint32_t kListThreads = 1024;  ///< one block
+inline constexpr uint32_t kRowHead = 16;        ///< bytes before the list of rows
+
+/// Copies between segments. A block moves kCopyBytes of one of them; `first` holds the number of each one's first block.
+inline constexpr uint32_t kCopyThreads = 256;
+inline constexpr uint32_t kCopyBytes = 32768;
+inline constexpr uint32_t kCopySegments = 128;
+struct CopySegments {
+  uint32_t segments;
+  uint32_t first[kCopySegments + 1];
+  Address from[kCopySegments], to[kCopySegments];
+  uint64_t bytes[kCopySegments];
+};
+
 /// The chunk that stands for the `index`-th group of `step` chunks: pseudo-random, so that no period of the gradient
 /// meets it, and the same in every step.
 PACELINE_ON_BOTH constexpr uint32_t sampled_chunk(uint32_t index, uint32_t step) {
@@ -160,10 +191,26 @@ PACELINE_ON_BOTH constexpr uint32_t sampled_chunk(uint32_t index, uint32_t step)
   X(topk_combine_f32, TopKCombine) \
   X(topk_combine_f16, TopKCombine) \
   X(topk_combine_bf16, TopKCombine)
+#define PACELINE_TENSOR_KERNELS(X)       \
+  X(rows_flag_32, RowsEncode)            \
+  X(rows_flag_16, RowsEncode)            \
+  X(rows_list, RowsEncode)               \
+  X(rows_encode_f32_f32, RowsEncode)     \
+  X(rows_encode_f16_f16, RowsEncode)     \
+  X(rows_encode_bf16_bf16, RowsEncode)   \
+  X(rows_encode_f32_f16, RowsEncode)     \
+  X(rows_encode_bf16_f16, RowsEncode)    \
+  X(rows_combine_f32_f32, RowsCombine)   \
+  X(rows_combine_f16_f16, RowsCombine)   \
+  X(rows_combine_bf16_bf16, RowsCombine) \
+  X(rows_combine_f16_f32, RowsCombine)   \
+  X(rows_combine_f16_bf16, RowsCombine)  \
+  X(copy_segments, CopySegments)
 #define PACELINE_KERNELS(X) \
   PACELINE_DENSE_KERNELS(X) \
   PACELINE_INT8_KERNELS(X)  \
-  PACELINE_TOPK_KERNELS(X)
+  PACELINE_TOPK_KERNELS(X)  \
+  PACELINE_TENSOR_KERNELS(X)
 
 enum class KernelId : int {
 #define PACELINE_KERNEL_ID(name, argument) name,
@@ -175,6 +222,21 @@ inline constexpr const char* kKernelNames[] = {
 #define PACELINE_KERNEL_NAME(name, argument) "paceline_" #name,
     PACELINE_KERNELS(PACELINE_KERNEL_NAME)
 #undef PACELINE_KERNEL_NAME
+};
+/// The source file that a kernel is in, without .cu.
+inline constexpr const char* kKernelFiles[] = {
+#define PACELINE_KERNEL_FILE(name, argument) "dense",
+    PACELINE_DENSE_KERNELS(PACELINE_KERNEL_FILE)
+#undef PACELINE_KERNEL_FILE
+#define PACELINE_KERNEL_FILE(name, argument) "int8",
+        PACELINE_INT8_KERNELS(PACELINE_KERNEL_FILE)
+#undef PACELINE_KERNEL_FILE
+#define PACELINE_KERNEL_FILE(name, argument) "topk",
+            PACELINE_TOPK_KERNELS(PACELINE_KERNEL_FILE)
+#undef PACELINE_KERNEL_FILE
+#define PACELINE_KERNEL_FILE(name, argument) "tensors",
+                PACELINE_TENSOR_KERNELS(PACELINE_KERNEL_FILE)
+#undef PACELINE_KERNEL_FILE
 };
 inline constexpr int kKernelCount = sizeof(kKernelNames) / sizeof(kKernelNames[0]);
 

@@ -1,5 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <string_view>
+
 #include "device/cuda/codec.h"
 #include "device/cuda/enqueue.h"
 #include "device/cuda/images.h"
@@ -42,7 +45,7 @@ Result<Module> load_image(const Api& api, const Image& image, Device device) {
   if (result == 0) return module;
   if (result != kInvalidImage && result != kNoBinaryForGpu && result != kInvalidPtx &&
       result != kUnsupportedPtxVersion)
-    return failed(api, result, fmt::format("loading {} on device {}", image.source, device));
+    return failed(api, result, fmt::format("loading {} on device {}", image.file, device));
   PACELINE_ASSIGN(const int major, attribute(api, kComputeCapabilityMajor, device));
   PACELINE_ASSIGN(const int minor, attribute(api, kComputeCapabilityMinor, device));
   return Status(
@@ -50,7 +53,7 @@ Result<Module> load_image(const Api& api, const Image& image, Device device) {
       fmt::format("no device code for compute capability {}.{} (device {}): it needs 8.0 or "
                   "later, and a driver that knows this library's PTX ({}); "
                   "PACELINE_CUDA_PATH=torch keeps torch's own all-reduce",
-                  major, minor, device, failed(api, result, image.source).message()));
+                  major, minor, device, failed(api, result, image.file).message()));
 }
 
 class StreamLauncher : public Launcher {
@@ -92,17 +95,19 @@ Result<Kernels> Kernels::load(const Api& api, Device device) {
   Kernels kernels;
   kernels.api_ = &api;
   PACELINE_ASSIGN(kernels.multiprocessors_, attribute(api, kMultiprocessorCount, device));
-  std::vector<Module> modules;
-  for (const Image& image : images()) {
-    PACELINE_ASSIGN(Module module, load_image(api, image, device));
-    modules.push_back(module);
-  }
-  for (const char* name : kKernelNames) {
+  const char* file = "";
+  Module module = nullptr;
+  for (int i = 0; i < kKernelCount; ++i) {
+    if (std::string_view(file) != kKernelFiles[i]) {
+      file = kKernelFiles[i];
+      const auto image = std::find_if(
+          images().begin(), images().end(),
+          [&](const Image& candidate) { return std::string_view(candidate.file) == file; });
+      PACELINE_ASSIGN(module, load_image(api, *image, device));
+    }
     Function function = nullptr;
-    CudaResult result = 0;
-    for (Module module : modules)
-      if ((result = api.module_get_function(&function, module, name)) == 0) break;
-    if (result != 0) return failed(api, result, name);
+    const CudaResult result = api.module_get_function(&function, module, kKernelNames[i]);
+    if (result != 0) return failed(api, result, kKernelNames[i]);
     kernels.functions_.push_back(function);
   }
   return kernels;
@@ -118,6 +123,28 @@ Status Kernels::combine(const WireFormat& format, const CombineArguments& argume
                         Stream stream) const {
   StreamLauncher launcher(*api_, functions_, multiprocessors_, stream);
   return enqueue_combine(launcher, format, arguments);
+}
+
+Status Kernels::encode_rows(const RowFormat& format, const EncodeRowsArguments& arguments,
+                            Stream stream) const {
+  StreamLauncher launcher(*api_, functions_, multiprocessors_, stream);
+  return enqueue_encode_rows(launcher, format, arguments);
+}
+
+Status Kernels::combine_rows(const RowFormat& format, const CombineRowsArguments& arguments,
+                             Stream stream) const {
+  StreamLauncher launcher(*api_, functions_, multiprocessors_, stream);
+  return enqueue_combine_rows(launcher, format, arguments);
+}
+
+Status Kernels::pack(std::span<const Segment> segments, DevicePtr buffer, Stream stream) const {
+  StreamLauncher launcher(*api_, functions_, multiprocessors_, stream);
+  return enqueue_copy(launcher, segments, buffer, Direction::kPack);
+}
+
+Status Kernels::unpack(std::span<const Segment> segments, DevicePtr buffer, Stream stream) const {
+  StreamLauncher launcher(*api_, functions_, multiprocessors_, stream);
+  return enqueue_copy(launcher, segments, buffer, Direction::kUnpack);
 }
 
 }  // namespace paceline::device::cuda

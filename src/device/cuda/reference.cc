@@ -54,6 +54,20 @@ constexpr std::array<KernelFunction, kKernelCount> kFunctions = {
     unwrap<TopKCombine, combine_top_k<Float32>>,
     unwrap<TopKCombine, combine_top_k<Float16>>,
     unwrap<TopKCombine, combine_top_k<BFloat16>>,
+    unwrap<RowsEncode, flag_rows<uint32_t>>,
+    unwrap<RowsEncode, flag_rows<uint16_t>>,
+    unwrap<RowsEncode, list_rows>,
+    unwrap<RowsEncode, encode_rows<Float32, Float32>>,
+    unwrap<RowsEncode, encode_rows<Float16, Float16>>,
+    unwrap<RowsEncode, encode_rows<BFloat16, BFloat16>>,
+    unwrap<RowsEncode, encode_rows<Float32, Float16>>,
+    unwrap<RowsEncode, encode_rows<BFloat16, Float16>>,
+    unwrap<RowsCombine, combine_rows<Float32, Float32>>,
+    unwrap<RowsCombine, combine_rows<Float16, Float16>>,
+    unwrap<RowsCombine, combine_rows<BFloat16, BFloat16>>,
+    unwrap<RowsCombine, combine_rows<Float16, Float32>>,
+    unwrap<RowsCombine, combine_rows<Float16, BFloat16>>,
+    unwrap<CopySegments, copy_segments>,
 };
 
 constexpr std::array<NamedKernel, kKernelCount> named() {
@@ -89,6 +103,26 @@ Status encode(const WireFormat& format, const EncodeArguments& arguments) {
 Status combine(const WireFormat& format, const CombineArguments& arguments) {
   HostLauncher launcher;
   return enqueue_combine(launcher, format, arguments);
+}
+
+Status encode_rows(const RowFormat& format, const EncodeRowsArguments& arguments) {
+  HostLauncher launcher;
+  return enqueue_encode_rows(launcher, format, arguments);
+}
+
+Status combine_rows(const RowFormat& format, const CombineRowsArguments& arguments) {
+  HostLauncher launcher;
+  return enqueue_combine_rows(launcher, format, arguments);
+}
+
+Status pack(std::span<const Segment> segments, drivers::cuda::DevicePtr buffer) {
+  HostLauncher launcher;
+  return enqueue_copy(launcher, segments, buffer, Direction::kPack);
+}
+
+Status unpack(std::span<const Segment> segments, drivers::cuda::DevicePtr buffer) {
+  HostLauncher launcher;
+  return enqueue_copy(launcher, segments, buffer, Direction::kUnpack);
 }
 
 }  // namespace paceline::device::cuda::reference

@@ -21,8 +21,12 @@ struct NamedKernel {
 /// All kernels that Kernels launches.
 [[nodiscard]] std::span<const NamedKernel> kernels();
 
-/// Kernels::encode and combine on host memory.
+/// Kernels' functions on host memory.
 Status encode(const WireFormat& format, const EncodeArguments& arguments);
 Status combine(const WireFormat& format, const CombineArguments& arguments);
+Status encode_rows(const RowFormat& format, const EncodeRowsArguments& arguments);
+Status combine_rows(const RowFormat& format, const CombineRowsArguments& arguments);
+Status pack(std::span<const Segment> segments, drivers::cuda::DevicePtr buffer);
+Status unpack(std::span<const Segment> segments, drivers::cuda::DevicePtr buffer);
 
 }  // namespace paceline::device::cuda::reference

@@ -3,23 +3,6 @@
 #include "device/cuda/reference_kernels.h"
 
 namespace paceline::device::cuda::reference {
-namespace {
-
-/// A finite value that the type can't hold becomes its largest number.
-template <class Wire>
-typename Wire::Bits saturated(float value, uint32_t& report) {
-  if (!is_finite(value)) {
-    report |= kReportNonFinite;
-  } else if (magnitude_bits(value) >= Wire::kOverflow) {
-    report |= kReportSaturated;
-    const auto largest = Wire::largest();
-    return std::signbit(value) ? Wire::narrow(-Wire::widen(largest)) : largest;
-  }
-  return Wire::narrow(value);
-}
-
-}  // namespace
-
 template <class From, class Wire>
 void encode_dense(const DenseEncode& argument) {
   const auto* gradient = at<const typename From::Bits>(argument.gradient);

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "device/cuda/codec.h"
 #include "device/cuda/kernel_arguments.h"
@@ -17,6 +18,19 @@ T* at(Address address) {
 
 inline void add_report(Address report, uint32_t bits) {
   if (report != 0) *at<uint32_t>(report) |= bits;
+}
+
+/// A finite value that the type can't hold becomes its largest number.
+template <class Wire>
+typename Wire::Bits saturated(float value, uint32_t& report) {
+  if (!is_finite(value)) {
+    report |= kReportNonFinite;
+  } else if (magnitude_bits(value) >= Wire::kOverflow) {
+    report |= kReportSaturated;
+    const auto largest = Wire::largest();
+    return std::signbit(value) ? Wire::narrow(-Wire::widen(largest)) : largest;
+  }
+  return Wire::narrow(value);
 }
 
 // The kernels, by file.
@@ -37,5 +51,13 @@ void select_top_k(const TopK& argument);
 void gather_top_k(const TopK& argument);
 template <class To>
 void combine_top_k(const TopKCombine& argument);
+template <class Word>
+void flag_rows(const RowsEncode& argument);
+void list_rows(const RowsEncode& argument);
+template <class From, class Wire>
+void encode_rows(const RowsEncode& argument);
+template <class Wire, class To>
+void combine_rows(const RowsCombine& argument);
+void copy_segments(const CopySegments& argument);
 
 }  // namespace paceline::device::cuda::reference
