@@ -13,5 +13,7 @@ enum class Extent {
 
 /// Prints one line per codec; false when anything differed.
 bool check(const Gpu& gpu, const paceline::device::cuda::Kernels& kernels, Extent extent);
+/// The same for sparse rows and segments.
+bool check_tensors(const Gpu& gpu, const paceline::device::cuda::Kernels& kernels, Extent extent);
 
 }  // namespace bench

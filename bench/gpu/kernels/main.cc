@@ -30,5 +30,6 @@ int main(int argc, char** argv) {
     return 0;
   }
   const auto extent = mode == "check" ? bench::Extent::kFull : bench::Extent::kSanitizer;
-  return bench::check(gpu, *kernels, extent) ? 0 : 1;
+  const bool codecs = bench::check(gpu, *kernels, extent);
+  return bench::check_tensors(gpu, *kernels, extent) && codecs ? 0 : 1;
 }

@@ -17,44 +17,9 @@ using namespace paceline::device::cuda;
 using paceline::DType;
 using paceline::Status;
 
-constexpr int kRuns = 31, kWarmUp = 4;
-
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
-}
-
-struct Row {
-  std::string name;
-  uint64_t elements;
-  double milliseconds, best, worst;
-  double bytes;  ///< the fewest that must be read and written
-  std::string note;
-};
-
-/// Medians of single runs between two events; `run` is given the number of the run, to take other buffers each time.
-/// `before` is written first: that empties the cache, and lasts until the host has enqueued the run.
-template <class Run, class After>
-Row time_of(const Gpu& gpu, const Memory& before, std::string name, uint64_t elements, double bytes,
-            Run run, After after) {
-  std::vector<double> times;
-  for (int i = 0; i < kRuns + kWarmUp; ++i) {
-    before.fill(static_cast<unsigned char>(i));
-    const Event begin = gpu.record();
-    run(i);
-    const Event end = gpu.record();
-    const double time = gpu.between(begin, end);
-    if (i >= kWarmUp) times.push_back(time);
-    after(i);
-  }
-  const auto [least, most] = std::minmax_element(times.begin(), times.end());
-  return {std::move(name), elements, median(times), *least, *most, bytes, ""};
-}
-
-template <class Run>
-Row time_of(const Gpu& gpu, const Memory& before, std::string name, uint64_t elements, double bytes,
-            Run run) {
-  return time_of(gpu, before, std::move(name), elements, bytes, run, [](int) {});
 }
 
 void must(const Status& status) {
@@ -91,6 +56,7 @@ class Bench {
       top_k(elements);
       int8(elements);
     }
+    for (Row& row : measure_tensors(gpu_, kernels_, flush_)) rows_.push_back(std::move(row));
     copies();
   }
   [[nodiscard]] const std::vector<Row>& rows() const { return rows_; }

@@ -42,7 +42,7 @@ inline constexpr uint32_t kMaxSources = 256;                 ///< encodings adde
 /// Bytes that the encoding of `elements` takes on the wire: fixed by the format, a multiple of 16. layout.h draws it.
 [[nodiscard]] uint64_t encoded_bytes(const WireFormat& format, uint64_t elements);
 /// Bytes of EncodeArguments::state, a multiple of 16; 0 for codecs other than top-k. About 17 MB for 100 M elements at
-/// 1 %: 4 % of a float32 gradient.
+/// 1 %, 4 % of a float32 gradient; never more than 1.5 times it.
 [[nodiscard]] uint64_t state_bytes(const WireFormat& format, uint64_t elements);
 /// Entries that top-k may send; 0 for other codecs.
 [[nodiscard]] uint64_t top_k_entries(const WireFormat& format, uint64_t elements);

@@ -140,8 +140,8 @@ Status encode_top_k(Launcher& launcher, const WireFormat& format, const EncodeAr
   const KernelId select = a.velocity != 0 ? KernelId::topk_momentum_f32 : KernelId::topk_select_f32;
   PACELINE_RETURN_IF_ERROR(
       launcher.launch(of_dtype(select, format.dtype), k.tiles, kTopKThreads, &k));
-  return launcher.launch(of_dtype(KernelId::topk_gather_f32, format.dtype), k.tiles, kGatherThreads,
-                         &k);
+  return launcher.launch(of_dtype(KernelId::topk_gather_f32, format.dtype),
+                         grid(k.tiles, kGatherThreads / 32, UINT32_MAX), kGatherThreads, &k);
 }
 
 template <class Argument>
@@ -164,8 +164,9 @@ Status combine_top_k(Launcher& launcher, const WireFormat& format, const Combine
   argument.scale = a.scale;
   argument.fp16_values = format.fp16_values ? 1 : 0;
   set_sources(argument, a);
-  return launcher.launch(of_dtype(KernelId::topk_combine_f32, format.dtype), layout.tiles,
-                         kTopKCombineThreads, &argument);
+  return launcher.launch(of_dtype(KernelId::topk_combine_f32, format.dtype),
+                         grid(layout.tiles, kCombineTiles, UINT32_MAX), kTopKCombineThreads,
+                         &argument);
 }
 
 Status combine_int8(Launcher& launcher, const WireFormat& format, const CombineArguments& a) {

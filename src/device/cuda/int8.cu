@@ -125,7 +125,7 @@ __device__ void encode(const Int8Encode& a) {
 
 template <class To>
 __device__ void combine(const Int8Combine& a) {
-  constexpr int kCount = 4;
+  constexpr int kCount = 8;
   constexpr int kTurns = kDenseTile / (kDenseThreads * kCount);
   auto* output = at<typename To::Bits>(a.output);
   for (uint64_t base = uint64_t{blockIdx.x} * kDenseTile; base < a.elements;
@@ -154,10 +154,13 @@ __device__ void combine(const Int8Combine& a) {
       }
 #pragma unroll
       for (int r = 0; r < kTurns; ++r) {
-        Pack<typename To::Bits, kCount> out;
 #pragma unroll
-        for (int e = 0; e < kCount; ++e) out.of[e] = To::narrow(__fmul_rn(sum[r][e], a.scale));
-        out.store(output + base + (r * kDenseThreads + threadIdx.x) * kCount);
+        for (int half = 0; half < kCount; half += 4) {
+          Pack<typename To::Bits, 4> out;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) out.of[e] = To::narrow(__fmul_rn(sum[r][half + e], a.scale));
+          out.store(output + base + (r * kDenseThreads + threadIdx.x) * kCount + half);
+        }
       }
     } else {
       for (uint64_t i = base + threadIdx.x; i < a.elements; i += kDenseThreads) {

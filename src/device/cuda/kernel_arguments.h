@@ -17,7 +17,7 @@ namespace paceline::device::cuda {
 inline constexpr uint32_t kSourceLimit = 256;
 
 /// Elements whose entries lie together in a top-k encoding; their offsets fit 16 bits.
-inline constexpr uint32_t kTopKTile = 8192;
+inline constexpr uint32_t kTopKTile = 4096;
 /// Elements that share a scale in an int8 encoding.
 inline constexpr uint32_t kInt8Block = 512;
 
@@ -34,9 +34,12 @@ inline constexpr uint32_t kDenseTile = 4096;   ///< elements that a block takes 
 inline constexpr uint32_t kDenseBlocks = 32;   ///< at most, per multiprocessor
 inline constexpr uint32_t kInt8Threads = 256;  ///< a warp takes a block of elements
 inline constexpr uint32_t kSampleThreads = 512;
-inline constexpr uint32_t kTopKThreads = 512;    ///< a block takes a tile
-inline constexpr uint32_t kGatherThreads = 128;  ///< a block takes a tile
+inline constexpr uint32_t kTopKThreads = 256;    ///< a block takes a tile
+inline constexpr uint32_t kGatherThreads = 128;  ///< a warp takes a tile
 inline constexpr uint32_t kTopKCombineThreads = 256;
+inline constexpr uint32_t kCombineTiles = 2;  ///< a block's
+/// Entries that a tile may hand from select to gather; it has them in shared memory meanwhile.
+inline constexpr uint32_t kMostSlot = 1024;
 
 using Address = uint64_t;
 

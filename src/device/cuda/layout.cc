@@ -43,10 +43,10 @@ TopKLayout top_k_layout(const WireFormat& format, uint64_t elements) {
 TopKScratch top_k_scratch(const WireFormat& format, uint64_t elements) {
   const TopKLayout layout = top_k_layout(format, elements);
   TopKScratch scratch{};
-  // Four times a tile's share: at most a quarter of the tiles can have more.
+  // Four times a tile's share: at most a quarter of the tiles can have more, unless the ratio is above 6 %.
   const double share = format.ratio * kTopKTile * 4;
   scratch.slot = static_cast<uint32_t>(
-      padded(static_cast<uint64_t>(std::clamp(share, 64.0, double{kTopKTile}))));
+      padded(static_cast<uint64_t>(std::clamp(share, 64.0, double{kMostSlot}))));
   scratch.groups = sizeof(TopKState);
   scratch.counts = scratch.groups + padded(parts(layout.tiles, kTileGroup) * sizeof(uint32_t));
   scratch.slot_offsets = scratch.counts + padded(uint64_t{layout.tiles} * sizeof(uint32_t));

@@ -16,32 +16,56 @@ __device__ inline Entry load_entry(const TopKCombine& c, uint32_t source, uint32
                              : __ldca(at<const uint32_t>(encoded + c.values_offset) + i)};
 }
 
-/// A tile of the output lies in shared memory while the sources' entries are added, source after source; inside a
+constexpr uint32_t kCombined = kCombineTiles * kTopKTile;
+
+/// Where a source's entries for the block's tiles lie; entries from `middle` on are the second tile's.
+struct Ranges {
+  uint32_t from[kSourceLimit], middle[kSourceLimit], to[kSourceLimit];
+  uint8_t exponents[kSourceLimit][kCombineTiles];
+};
+static_assert(kCombineTiles == 2);
+
+/// Bits of the tiles that hold an Inf or NaN.
+__device__ inline uint32_t read_ranges(const TopKCombine& c, Ranges& ranges, uint32_t& report) {
+  const uint32_t tile = blockIdx.x * kCombineTiles;
+  uint32_t poisoned = 0;
+  for (uint32_t source = threadIdx.x; source < c.sources; source += kTopKCombineThreads) {
+    const auto* starts = at<const uint32_t>(c.encoded[source]);
+    const auto* exponents = at<const uint8_t>(c.encoded[source] + c.exponents_offset);
+    const uint32_t from = __ldca(starts + tile);
+    const uint32_t middle = __ldca(starts + tile + 1);
+    const uint32_t to = __ldca(starts + min(tile + 2, c.tiles));
+#pragma unroll
+    for (uint32_t i = 0; i < kCombineTiles; ++i) {
+      ranges.exponents[source][i] = tile + i < c.tiles ? __ldca(exponents + tile + i) : 0;
+      if (ranges.exponents[source][i] == 255) poisoned |= 1U << i;
+    }
+    const bool possible = from <= middle && middle <= to && to <= c.entries;
+    if (!possible) report |= kCorrupted;
+    ranges.from[source] = possible ? from : 0;
+    ranges.middle[source] = possible ? middle : 0;
+    ranges.to[source] = possible ? to : 0;
+  }
+  return poisoned;
+}
+
+/// Two tiles of the output lie in shared memory while the sources' entries are added, source after source; inside a
 /// source no two entries meet. So the sum's order is the sources', whatever runs first.
 template <class To>
 __device__ void combine(const TopKCombine& c) {
-  __shared__ alignas(16) float sum[kTopKTile];
-  __shared__ uint32_t from[kSourceLimit], to[kSourceLimit];
-  __shared__ uint8_t exponents[kSourceLimit];
-  const uint32_t tile = blockIdx.x;
-  const uint64_t begin = uint64_t{tile} * kTopKTile;
-  const auto count = static_cast<uint32_t>(min(uint64_t{kTopKTile}, c.elements - begin));
+  __shared__ alignas(16) float sum[kCombined];
+  __shared__ Ranges ranges;
+  __shared__ uint32_t poisoned;
+  const uint64_t begin = uint64_t{blockIdx.x} * kCombined;
+  const auto count = static_cast<uint32_t>(min(uint64_t{kCombined}, c.elements - begin));
   uint32_t report = 0;
-  bool finite = true;
-  for (uint32_t source = threadIdx.x; source < c.sources; source += kTopKCombineThreads) {
-    const auto* starts = at<const uint32_t>(c.encoded[source]);
-    from[source] = __ldca(starts + tile);
-    to[source] = __ldca(starts + tile + 1);
-    exponents[source] = __ldca(at<const uint8_t>(c.encoded[source] + c.exponents_offset) + tile);
-    if (exponents[source] == 255) finite = false;
-    if (from[source] > to[source] || to[source] > c.entries) {
-      report |= kCorrupted;
-      from[source] = to[source] = 0;
-    }
-  }
-  for (uint32_t i = threadIdx.x; i < kTopKTile / 4; i += kTopKCombineThreads)
+  if (threadIdx.x == 0) poisoned = 0;
+  for (uint32_t i = threadIdx.x; i < kCombined / 4; i += kTopKCombineThreads)
     reinterpret_cast<float4*>(sum)[i] = make_float4(0, 0, 0, 0);
-  finite = __syncthreads_and(finite ? 1 : 0) != 0;
+  __syncthreads();
+  const uint32_t found = read_ranges(c, ranges, report);
+  if (found != 0) atomicOr(&poisoned, found);
+  __syncthreads();
 
   // The first entries of several sources are under way together; they are added in turn.
   constexpr uint32_t kBatch = 4;
@@ -51,39 +75,42 @@ __device__ void combine(const TopKCombine& c) {
     for (uint32_t j = 0; j < kBatch; ++j) {
       const uint32_t source = first + j;
       if (source >= c.sources) break;
-      const uint32_t i = from[source] + threadIdx.x;
-      if (i < to[source]) entries[j] = load_entry(c, source, i);
+      const uint32_t i = ranges.from[source] + threadIdx.x;
+      if (i < ranges.to[source]) entries[j] = load_entry(c, source, i);
     }
 #pragma unroll
     for (uint32_t j = 0; j < kBatch; ++j) {
       const uint32_t source = first + j;
       if (source >= c.sources) break;
-      const Unit unit(min(exponents[source], 254));
-      const auto add = [&](const Entry& entry) {
+      const uint32_t middle = ranges.middle[source], to = ranges.to[source];
+      const auto add = [&](const Entry& entry, uint32_t i) {
+        const uint32_t second = i >= middle ? 1 : 0;
+        const Unit unit(min(ranges.exponents[source][second], 254));
         const float value = c.fp16_values != 0 ? unit.decode(static_cast<uint16_t>(entry.value))
                                                : __uint_as_float(entry.value);
-        if (entry.offset < count)
-          sum[entry.offset] = __fadd_rn(sum[entry.offset], value);
+        const uint32_t offset = second * kTopKTile + entry.offset;
+        if (entry.offset < kTopKTile && offset < count)
+          sum[offset] = __fadd_rn(sum[offset], value);
         else
           report |= kCorrupted;
       };
-      uint32_t i = from[source] + threadIdx.x;
-      if (i < to[source]) add(entries[j]);
-      for (i += kTopKCombineThreads; i < to[source]; i += kTopKCombineThreads)
-        add(load_entry(c, source, i));
+      uint32_t i = ranges.from[source] + threadIdx.x;
+      if (i < to) add(entries[j], i);
+      for (i += kTopKCombineThreads; i < to; i += kTopKCombineThreads)
+        add(load_entry(c, source, i), i);
       __syncthreads();
     }
   }
 
   auto* output = at<typename To::Bits>(c.output) + begin;
-  const float poison = __uint_as_float(finite ? 0 : kNan);
   for (uint32_t i = threadIdx.x * 4; i < count; i += kTopKCombineThreads * 4) {
+    const bool finite = (poisoned >> (i / kTopKTile) & 1U) == 0;
     const float4 four = *reinterpret_cast<const float4*>(sum + i);
     const float values[4] = {four.x, four.y, four.z, four.w};
     Pack<typename To::Bits, 4> out;
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      out.of[e] = To::narrow(finite ? __fmul_rn(values[e], c.scale) : poison);
+      out.of[e] = To::narrow(finite ? __fmul_rn(values[e], c.scale) : __uint_as_float(kNan));
     if (i + 4 <= count) {
       out.store(output + i);
       continue;
@@ -106,11 +133,11 @@ __device__ void combine(const TopKCombine& c) {
       paceline_topk_fine_##name(const __grid_constant__ TopK argument) {           \
     sample_fine<Number>(argument);                                                 \
   }                                                                                \
-  extern "C" __global__ void __launch_bounds__(kTopKThreads, 2)                    \
+  extern "C" __global__ void __launch_bounds__(kTopKThreads, 4)                    \
       paceline_topk_select_##name(const __grid_constant__ TopK argument) {         \
     select<Number, false>(argument);                                               \
   }                                                                                \
-  extern "C" __global__ void __launch_bounds__(kTopKThreads, 1)                    \
+  extern "C" __global__ void __launch_bounds__(kTopKThreads, 3)                    \
       paceline_topk_momentum_##name(const __grid_constant__ TopK argument) {       \
     select<Number, true>(argument);                                                \
   }                                                                                \

@@ -18,29 +18,48 @@ __device__ inline uint32_t block_sum(uint32_t value) {
   return sum;
 }
 
-/// The block's tile among the others.
+inline constexpr uint32_t kGatherTiles = kGatherThreads / 32;
+static_assert(kTileGroup % kGatherTiles == 0);
+
+/// A tile among the others.
 struct Standing {
   uint32_t tile, count;  ///< entries of this tile
   uint32_t start;        ///< entries in the tiles before
-  uint32_t total;        ///< entries in all tiles
   bool in_slot;
+};
 
-  explicit __device__ Standing(const TopK& k) : tile(blockIdx.x) {
+/// The standings of the block's tiles: a warp's own, then the next ones.
+struct Standings {
+  uint32_t first, start, total;  ///< the first tile, entries before it, entries in all
+
+  explicit __device__ Standings(const TopK& k) : first(blockIdx.x * kGatherTiles) {
     const auto* groups = at<const uint32_t>(k.groups);
     const auto* counts = at<const uint32_t>(k.counts);
-    const uint32_t group = tile / kTileGroup, others = (k.tiles + kTileGroup - 1) / kTileGroup;
+    const uint32_t group = first / kTileGroup, others = (k.tiles + kTileGroup - 1) / kTileGroup;
     uint32_t before = 0, all = 0;
     for (uint32_t g = threadIdx.x; g < others; g += kGatherThreads) {
       const uint32_t sum = groups[g];
       all += sum;
       if (g < group) before += sum;
     }
-    for (uint32_t t = group * kTileGroup + threadIdx.x; t < tile; t += kGatherThreads)
+    for (uint32_t t = group * kTileGroup + threadIdx.x; t < first; t += kGatherThreads)
       before += counts[t] & ~kNoSlot;
     start = block_sum(before);
     total = block_sum(all);
-    count = counts[tile] & ~kNoSlot;
-    in_slot = (counts[tile] & kNoSlot) == 0;
+  }
+  /// Of the block's `index`-th tile; count 0 where there is none.
+  [[nodiscard]] __device__ Standing of(const TopK& k, uint32_t index) const {
+    Standing standing{first + index, 0, start, true};
+    for (uint32_t i = 0; i <= index && first + i < k.tiles; ++i) {
+      const uint32_t count = at<const uint32_t>(k.counts)[first + i];
+      if (i < index) {
+        standing.start += count & ~kNoSlot;
+      } else {
+        standing.count = count & ~kNoSlot;
+        standing.in_slot = (count & kNoSlot) == 0;
+      }
+    }
+    return standing;
   }
 };
 
@@ -53,9 +72,9 @@ __device__ inline void put(const TopK& k, uint32_t rank, uint16_t offset, float 
     at<float>(k.values)[rank] = value;
 }
 
-/// From the slot. What has no place any more goes back: what was left of it and what was to be sent sum to v exactly.
+/// From the slot, by one warp. What has no place any more goes back: what was left of it and what was to be sent sum to v exactly.
 __device__ inline void move_slot(const TopK& k, const Standing& my, const Unit& unit) {
-  for (uint32_t i = threadIdx.x; i < my.count; i += kGatherThreads) {
+  for (uint32_t i = threadIdx.x % 32; i < my.count; i += 32) {
     const uint64_t from = uint64_t{my.tile} * k.slot + i;
     const uint16_t offset = at<const uint16_t>(k.slot_offsets)[from];
     uint16_t half = 0;
@@ -74,7 +93,7 @@ __device__ inline void move_slot(const TopK& k, const Standing& my, const Unit& 
   }
 }
 
-/// From v itself, which select has left as the residual.
+/// From v itself, which select has left as the residual; by the block.
 template <class From>
 __device__ void find_entries(const TopK& k, const Standing& my, const Unit& unit) {
   const uint32_t threshold = at<const TopKState>(k.state)->threshold;
@@ -111,12 +130,13 @@ __device__ inline void clear_bytes(Address from, Address to) {
 }
 
 /// Unused entries and what pads the parts to 16 bytes.
-__device__ inline void clear_unused(const TopK& k, const Standing& my) {
-  const uint32_t used = min(my.total, k.entries), value_bytes = k.fp16_values != 0 ? 2 : 4;
+__device__ inline void clear_unused(const TopK& k, uint32_t total) {
+  const uint32_t used = min(total, k.entries), value_bytes = k.fp16_values != 0 ? 2 : 4;
   for (uint64_t i = uint64_t{used} + uint64_t{blockIdx.x} * kGatherThreads + threadIdx.x;
        i < k.entries; i += uint64_t{gridDim.x} * kGatherThreads)
     put(k, static_cast<uint32_t>(i), 0, 0.0F, 0);
   if (blockIdx.x != 0) return;
+  if (threadIdx.x == 0) at<uint32_t>(k.starts)[k.tiles] = used;
   clear_bytes(k.starts + (uint64_t{k.tiles} + 1) * sizeof(uint32_t), k.exponents);
   clear_bytes(k.exponents + k.tiles, k.offsets);
   clear_bytes(k.offsets + uint64_t{k.entries} * sizeof(uint16_t), k.values);
@@ -125,17 +145,17 @@ __device__ inline void clear_unused(const TopK& k, const Standing& my) {
 
 template <class From>
 __device__ void gather(const TopK& k) {
-  const Standing my(k);
-  if (threadIdx.x == 0) {
-    at<uint32_t>(k.starts)[my.tile] = min(my.start, k.entries);
-    if (my.tile + 1 == k.tiles) at<uint32_t>(k.starts)[k.tiles] = min(my.total, k.entries);
+  const Standings standings(k);
+  const Standing my = standings.of(k, threadIdx.x / 32);
+  if (my.tile < k.tiles) {
+    if (threadIdx.x % 32 == 0) at<uint32_t>(k.starts)[my.tile] = min(my.start, k.entries);
+    if (my.in_slot) move_slot(k, my, Unit(at<const uint8_t>(k.exponents)[my.tile]));
   }
-  const Unit unit(at<const uint8_t>(k.exponents)[my.tile]);
-  if (my.in_slot)
-    move_slot(k, my, unit);
-  else
-    find_entries<From>(k, my, unit);
-  clear_unused(k, my);
+  clear_unused(k, standings.total);
+  for (uint32_t index = 0; index < kGatherTiles; ++index) {
+    const Standing one = standings.of(k, index);
+    if (!one.in_slot) find_entries<From>(k, one, Unit(at<const uint8_t>(k.exponents)[one.tile]));
+  }
 }
 
 }  // namespace paceline::device::cuda

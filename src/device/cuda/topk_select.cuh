@@ -4,6 +4,9 @@
 // their positions, and its count beside; the next launch (topk_gather.cuh) knows all counts and moves the slots into
 // the encoding. The slots are small: they stay in the cache in between. A tile with more entries than a slot holds
 // leaves all of v as its residual, from where gather takes the entries.
+//
+// All of v goes out as the residual first, without a branch. The few entries collect in shared memory; then as many
+// threads as there are entries cast them, put them into the slot, and correct the residual behind them.
 #pragma once
 
 #include "device/cuda/topk_sample.cuh"
@@ -37,6 +40,11 @@ struct Places {
   }
 };
 static_assert(kTurns <= 4);
+
+struct Collected {
+  float values[kMostSlot];
+  uint16_t offsets[kMostSlot];
+};
 
 /// A thread's share of a tile, from its inputs to what stays behind.
 template <class From, bool kMomentum, bool kWhole>
@@ -87,17 +95,14 @@ struct Share {
     }
   }
 
-  /// Writes what stays behind: all of v, or what the sent values leave of it.
-  __device__ void leave(const Unit& unit, bool sending) const {
+  /// Writes v as the residual, whole, and the new velocity.
+  __device__ void leave() const {
 #pragma unroll
     for (int r = 0; r < kTurns; ++r) {
       Pack<float, 4> left, velocity;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         left.of[e] = v[r][e];
-        if (reaches(r, e) && sending)
-          left.of[e] =
-              k.fp16_values != 0 ? __fsub_rn(v[r][e], unit.decode(unit.encode(v[r][e]))) : 0.0F;
         if constexpr (kMomentum) velocity.of[e] = reaches(r, e) ? 0.0F : u[r][e];
       }
       if (k.residual != 0) store(k.next_residual, r, left);
@@ -114,30 +119,45 @@ struct Share {
         if (kMomentum) at<float>(k.next_velocity)[i] = at<const float>(k.velocity)[i];
       }
   }
-  /// Writes the entries into the slot that begins at entry `slot`; the warp's first is its `first`-th.
-  __device__ void send(const Places& places, uint64_t slot, uint32_t first,
-                       const Unit& unit) const {
+  /// Puts the entries into shared memory; the warp's first is the tile's `first`-th.
+  __device__ void collect(const Places& places, uint32_t first, Collected& entries) const {
 #pragma unroll
     for (int r = 0; r < kTurns; ++r) {
-      uint64_t rank = slot + first + (places.before >> (8 * r) & 255U);
+      uint32_t rank = first + (places.before >> (8 * r) & 255U);
       first += places.totals >> (8 * r) & 255U;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         if (!reaches(r, e)) continue;
-        at<uint16_t>(k.slot_offsets)[rank] =
-            static_cast<uint16_t>((begin + r * 128 + e) % kTopKTile);
-        if (k.fp16_values != 0)
-          at<uint16_t>(k.slot_values)[rank] = unit.encode(v[r][e]);
-        else
-          at<float>(k.slot_values)[rank] = v[r][e];
+        entries.values[rank] = v[r][e];
+        entries.offsets[rank] = static_cast<uint16_t>((begin + r * 128 + e) % kTopKTile);
         ++rank;
       }
     }
   }
 };
 
+/// From shared memory into the tile's slot, and out of the residual.
+__device__ inline void send(const TopK& k, uint32_t tile, uint32_t count, const Unit& unit,
+                            const Collected& entries) {
+  for (uint32_t i = threadIdx.x; i < count; i += kTopKThreads) {
+    const uint64_t to = uint64_t{tile} * k.slot + i;
+    const uint16_t offset = entries.offsets[i];
+    const float value = entries.values[i];
+    float left = 0.0F;
+    at<uint16_t>(k.slot_offsets)[to] = offset;
+    if (k.fp16_values != 0) {
+      const uint16_t half = unit.encode(value);
+      at<uint16_t>(k.slot_values)[to] = half;
+      left = __fsub_rn(value, unit.decode(half));
+    } else {
+      at<float>(k.slot_values)[to] = value;
+    }
+    if (k.residual != 0) at<float>(k.next_residual)[uint64_t{tile} * kTopKTile + offset] = left;
+  }
+}
+
 template <class From, bool kMomentum, bool kWhole>
-__device__ void select_tile(const TopK& k) {
+__device__ void select_tile(const TopK& k, Collected& entries) {
   __shared__ uint32_t warp_counts[kWarps], warp_largest[kWarps];
   const uint32_t tile = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Share<From, kMomentum, kWhole> share(
@@ -166,17 +186,20 @@ __device__ void select_tile(const TopK& k) {
     share.keep();
     return;
   }
-  const Unit unit(largest >> 23);
-  share.leave(unit, fits);
-  if (fits && places.totals != 0) share.send(places, uint64_t{tile} * k.slot, before, unit);
+  share.leave();
+  if (!fits || total == 0) return;
+  if (places.totals != 0) share.collect(places, before, entries);
+  __syncthreads();
+  send(k, tile, total, Unit(largest >> 23), entries);
 }
 
 template <class From, bool kMomentum>
 __device__ void select(const TopK& k) {
+  __shared__ Collected entries;
   if ((uint64_t{blockIdx.x} + 1) * kTopKTile <= k.elements)
-    select_tile<From, kMomentum, true>(k);
+    select_tile<From, kMomentum, true>(k, entries);
   else
-    select_tile<From, kMomentum, false>(k);
+    select_tile<From, kMomentum, false>(k, entries);
 }
 
 }  // namespace paceline::device::cuda
