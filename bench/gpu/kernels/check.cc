@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -58,6 +59,10 @@ Tensors make_inputs(const Case& c, uint64_t seed) {
   t.gradient = make_input(c.format.dtype, c.elements, c.kind, seed);
   if (c.feedback) t.residual = make_input(DType::kFloat32, c.elements, Kind::kNormal, seed + 1);
   if (c.momentum) t.velocity = make_input(DType::kFloat32, c.elements, Kind::kNormal, seed + 2);
+  if (c.kind == Kind::kTies) {  // equal values stay equal: more than k of them
+    std::fill(t.residual.begin(), t.residual.end(), std::byte{0});
+    std::fill(t.velocity.begin(), t.velocity.end(), std::byte{0});
+  }
   return t;
 }
 

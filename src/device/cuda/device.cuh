@@ -1,8 +1,12 @@
 // What the kernels share: number formats, packs of elements that move in one access, reports.
 #pragma once
 
+#ifdef __CUDACC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#else
+#include "device/cuda/emulation.h"
+#endif
 
 #include <cstdint>
 
@@ -17,9 +21,11 @@ inline constexpr uint32_t kInfinity = 0x7F800000U;
 inline constexpr uint32_t kNan = 0x7FC00000U;
 inline constexpr uint32_t kAllLanes = 0xFFFFFFFFU;
 
+#ifdef __CUDACC__
 __device__ inline uint32_t magnitude_bits(float value) {
   return __float_as_uint(value) & 0x7FFFFFFFU;
 }
+#endif
 
 /// All addresses are device memory (or 0): the compiler may use the instructions for that.
 template <class T>

@@ -53,7 +53,8 @@ __device__ inline uint32_t read_ranges(const TopKCombine& c, Ranges& ranges, uin
 /// source no two entries meet. So the sum's order is the sources', whatever runs first.
 template <class To>
 __device__ void combine(const TopKCombine& c) {
-  __shared__ alignas(16) float sum[kCombined];
+  __shared__ float4 sum_of_four[kCombined / 4];
+  auto* sum = reinterpret_cast<float*>(sum_of_four);
   __shared__ Ranges ranges;
   __shared__ uint32_t poisoned;
   const uint64_t begin = uint64_t{blockIdx.x} * kCombined;
@@ -61,7 +62,7 @@ __device__ void combine(const TopKCombine& c) {
   uint32_t report = 0;
   if (threadIdx.x == 0) poisoned = 0;
   for (uint32_t i = threadIdx.x; i < kCombined / 4; i += kTopKCombineThreads)
-    reinterpret_cast<float4*>(sum)[i] = make_float4(0, 0, 0, 0);
+    sum_of_four[i] = make_float4(0, 0, 0, 0);
   __syncthreads();
   const uint32_t found = read_ranges(c, ranges, report);
   if (found != 0) atomicOr(&poisoned, found);
@@ -105,7 +106,7 @@ __device__ void combine(const TopKCombine& c) {
   auto* output = at<typename To::Bits>(c.output) + begin;
   for (uint32_t i = threadIdx.x * 4; i < count; i += kTopKCombineThreads * 4) {
     const bool finite = (poisoned >> (i / kTopKTile) & 1U) == 0;
-    const float4 four = *reinterpret_cast<const float4*>(sum + i);
+    const float4 four = sum_of_four[i / 4];
     const float values[4] = {four.x, four.y, four.z, four.w};
     Pack<typename To::Bits, 4> out;
 #pragma unroll

@@ -46,7 +46,7 @@ __device__ void each_sample(const TopK& k, Visit visit) {
 __device__ inline uint32_t warp_inclusive(uint32_t value) {
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
+  for (uint32_t step = 1; step < 32; step *= 2) {
     const uint32_t before = __shfl_up_sync(kAllLanes, value, step);
     if (lane >= step) value += before;
   }

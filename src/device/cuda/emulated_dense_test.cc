@@ -1,0 +1,2 @@
+// dense.cu as C++: see emulation.h.
+#include "device/cuda/dense.cu"

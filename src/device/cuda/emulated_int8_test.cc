@@ -1,0 +1,2 @@
+// int8.cu as C++: see emulation.h.
+#include "device/cuda/int8.cu"

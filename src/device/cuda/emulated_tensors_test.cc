@@ -1,0 +1,2 @@
+// tensors.cu as C++: see emulation.h.
+#include "device/cuda/tensors.cu"
