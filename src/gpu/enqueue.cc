@@ -36,7 +36,10 @@ Status Path::enqueue_out(Job& job) {
     PACELINE_CUDA_CALL(api_, stream_wait_event, out_, all_copied_, 0);
   }
   PACELINE_CUDA_CALL(api_, memset_d8_async, job.report, 0, sizeof(uint32_t), out_);
-  if (shape_.local_size > 1) PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
+  if (shape_.local_size > 1) {
+    if (job.residuals) PACELINE_RETURN_IF_ERROR(hand_over(job));
+    PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
+  }
   if (o.tenant > pump_->retired())
     PACELINE_CUDA_CALL(api_, stream_wait_value32, copy_, Flags::address(flags_.retired()),
                        static_cast<uint32_t>(o.tenant), cu::kWaitValueGeq);
@@ -58,6 +61,56 @@ std::vector<ResidualRange> Path::ranges_of(const Job& job, Span span) {
     at += s.elements;
   }
   return ranges;
+}
+
+// Another cut of the buckets (DDP rebuilds them once) makes other ranks of the node owners of what this rank has residuals
+// of. They go with this rank's gradient: the node adds it up, and the new owner encodes the sum.
+Status Path::hand_over(Job& job) {
+  const auto& plan = *job.operation->plan;
+  std::vector<Residuals::Parting> partings;
+  const uint64_t own_end = plan.own.first + plan.own.elements;
+  for (const Span away : {Span{0, plan.own.first}, Span{own_end, plan.request.count - own_end}}) {
+    partings.clear();
+    residuals_->release(ranges_of(job, away), partings);
+    for (const auto& p : partings) {
+      for (uint64_t done = 0; done < p.elements; done += kHandOverElements)
+        PACELINE_RETURN_IF_ERROR(add_to_gradient(job, away.first + p.at + done,
+                                                 p.values + done * sizeof(float),
+                                                 std::min(kHandOverElements, p.elements - done)));
+    }
+  }
+  return Status::ok();
+}
+
+// gradient += residual / scale, by the codecs' kernels, which want aligned memory: through copies. It happens once.
+Status Path::add_to_gradient(Job& job, uint64_t first, cu::DevicePtr residual, uint64_t elements) {
+  using device::cuda::WireCodec;
+  const auto dtype = job.operation->plan->request.format.dtype;
+  const uint64_t bytes = elements * dtype_size(dtype);
+  const cu::DevicePtr gradient = element(*job.operation->plan, job.data, first);
+  const auto [values, scaled, before] = hand_over_memory_;
+  PACELINE_CUDA_CALL(api_, memcpy_dtod_async, values, residual, elements * sizeof(float), out_);
+  PACELINE_CUDA_CALL(api_, memcpy_dtod_async, before, gradient, bytes, out_);
+  device::cuda::EncodeArguments e;
+  e.gradient = values;
+  e.elements = elements;
+  e.scale = 1 / job.scale_in;
+  e.encoded = scaled;
+  device::cuda::WireFormat cast;
+  cast.codec = dtype == DType::kFloat16    ? WireCodec::kFp16
+               : dtype == DType::kBFloat16 ? WireCodec::kBf16
+                                           : WireCodec::kExact;
+  PACELINE_RETURN_IF_ERROR(kernels_->encode(cast, e, out_));
+  device::cuda::WireFormat exact;
+  exact.dtype = dtype;
+  const cu::DevicePtr both[] = {before, scaled};
+  device::cuda::CombineArguments c;
+  c.encoded = both;
+  c.elements = elements;
+  c.output = values;
+  PACELINE_RETURN_IF_ERROR(kernels_->combine(exact, c, out_));
+  PACELINE_CUDA_CALL(api_, memcpy_dtod_async, gradient, values, bytes, out_);
+  return Status::ok();
 }
 
 Status Path::encode_part(Job& job, Span span, cu::DevicePtr to) {

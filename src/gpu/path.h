@@ -151,6 +151,8 @@ class Path {
   Status enqueue_sum(Job& job, size_t index);
   Status enqueue_back(Job& job, size_t index);
   Status enqueue_end(Job& job);
+  Status hand_over(Job& job);
+  Status add_to_gradient(Job& job, uint64_t first, cu::DevicePtr residual, uint64_t elements);
   Status encode_part(Job& job, Span span, cu::DevicePtr to);
   static std::vector<ResidualRange> ranges_of(const Job& job, Span span);
 
@@ -192,6 +194,8 @@ class Path {
   DeviceObjects objects_;                    ///< from create() to the end
   std::unique_ptr<DeviceObjects> reserved_;  ///< the last reserve()'s
   std::unique_ptr<DeviceObjects> residual_memory_;
+  static constexpr uint64_t kHandOverElements = 1U << 20;  ///< at a time
+  std::array<cu::DevicePtr, 3> hand_over_memory_{};
   std::shared_ptr<Node> node_;
   std::unique_ptr<Pump> pump_;
   std::unique_ptr<Residuals> residuals_;      ///< of what this rank encodes of its own

@@ -183,7 +183,29 @@ Result<Residuals::Place> Residuals::place(std::span<const ResidualRange> ranges,
   return p;
 }
 
+void Residuals::release(std::span<const ResidualRange> ranges, std::vector<Parting>& out) {
+  uint64_t begin = 0;
+  for (const auto& range : ranges) {
+    std::vector<Found> found;
+    std::vector<ResidualRange> none;
+    find(committed_, now_, range, found, none);
+    uint64_t at = 0;
+    for (const auto& f : found) {
+      if (f.plane >= 0) {
+        const ResidualRange gone{range.key, range.offset + at, f.elements};
+        out.push_back({begin + at, f.elements,
+                       address(memory_.residual[static_cast<size_t>(now_)], f.position)});
+        remove(committed_, gone);
+        insert(released_, {&gone, 1}, f.position);
+      }
+      at += f.elements;
+    }
+    begin += range.elements;
+  }
+}
+
 Status Residuals::commit() {
+  released_.clear();
   if (latest_.empty()) return Status::ok();
   // What this step did not touch is kept.
   std::vector<Found> in_latest;
@@ -212,6 +234,13 @@ Status Residuals::commit() {
 }
 
 void Residuals::rollback() {
+  for (const auto& [key, entries] : released_) {
+    for (const auto& [offset, e] : entries) {
+      const ResidualRange range{key, offset, e.elements};
+      insert(committed_, {&range, 1}, e.position);
+    }
+  }
+  released_.clear();
   latest_.clear();
   used_[static_cast<size_t>(1 - now_)] = 0;
 }

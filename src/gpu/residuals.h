@@ -53,6 +53,15 @@ class Residuals {
   /// Where the residuals of `ranges`, one after the other, are read and written. What was never used is 0.
   /// kResourceExhausted: the planes are full.
   Result<Place> place(std::span<const ResidualRange> ranges, drivers::cuda::Stream stream);
+  /// Committed values that this rank gives away.
+  struct Parting {
+    uint64_t at = 0;  ///< element of the concatenated ranges
+    uint64_t elements = 0;
+    drivers::cuda::DevicePtr values = 0;  ///< aligned to 4 bytes; valid until the step's end
+  };
+  /// Appends what is kept of `ranges`, which belong to another rank from now on. With the step's commit they are gone,
+  /// a rollback brings them back. Velocities go without being handed out.
+  void release(std::span<const ResidualRange> ranges, std::vector<Parting>& out);
   Status commit();
   void rollback();
 
@@ -106,6 +115,7 @@ class Residuals {
   int now_ = 0;                     ///< the plane of committed values
   std::array<uint64_t, 2> used_{};  ///< elements handed out, by plane
   Layout committed_, latest_;       ///< in plane now_, in the other
+  Layout released_;                 ///< in plane now_: given away in this step
 };
 
 }  // namespace paceline::gpu

@@ -191,6 +191,73 @@ TEST_P(FeedbackOf, NothingIsLostOverSteps) {
   EXPECT_GT(most_left, 0.001);
 }
 
+// Rebuilt buckets make other ranks of a node owners: what was not sent goes with them, in the memory of one step.
+TEST(Steps, ResidualsFollowTheirOwners) {
+  ClusterOptions o;
+  o.nodes = 2;
+  o.local_size = 2;
+  Cluster cluster(o);
+  constexpr uint64_t kEach = 300000;
+  std::mutex mutex;
+  std::vector<double> arrived(2 * kEach), sent(2 * kEach), left(2 * kEach);
+  std::vector<int> holders(2 * kEach);
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r, {.piece_bytes = 256 * 1024});
+    ASSERT_TRUE(made.is_ok()) << made.status().message();
+    auto& path = **made;
+    ASSERT_TRUE(path.reserve(4 * 2 * kEach, 4 * 2 * kEach).is_ok());
+    std::mt19937_64 random(static_cast<uint64_t>(r));
+    std::normal_distribution<float> normal;
+    for (const bool rebuilt : {false, true, true}) {
+      // Two buckets of a parameter each, then one of both: ranks 1 and 3 had the second halves of each, now all of one.
+      const std::vector<std::vector<uint64_t>> buckets =
+          rebuilt ? std::vector<std::vector<uint64_t>>{{1, 0}}
+                  : std::vector<std::vector<uint64_t>>{{0}, {1}};
+      for (const auto& bucket : buckets) {
+        Tensor tensor(cluster, r, bucket.size() * kEach * sizeof(float));
+        AllReduce a;
+        for (uint64_t i = 0; i < bucket.size() * kEach; ++i) tensor.as<float>()[i] = normal(random);
+        for (const auto key : bucket) a.segments.push_back({key, 0, kEach});
+        const auto add_to = [&](std::vector<double>& sums) {
+          std::lock_guard lock(mutex);
+          for (uint64_t i = 0; i < bucket.size() * kEach; ++i)
+            sums[bucket[i / kEach] * kEach + i % kEach] += tensor.as<float>()[i];
+        };
+        add_to(sent);
+        a.data = tensor.address();
+        a.count = bucket.size() * kEach;
+        a.codec = static_cast<int>(device::cuda::WireCodec::kTopK);
+        a.ratio = 0.05;
+        a.name = "bucket";
+        auto id = path.all_reduce(a);
+        ASSERT_TRUE(id.is_ok()) << id.status().message();
+        ASSERT_TRUE(path.join(*id, nullptr).is_ok());
+        bool finite = false;
+        ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
+        ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+        if (r == 0) add_to(arrived);
+      }
+      ASSERT_TRUE(path.commit_residuals().is_ok());
+    }
+    for (uint64_t key = 0; key < 2; ++key) {
+      std::vector<float> values(kEach);
+      ASSERT_TRUE(path.read_residual(key, values).is_ok());
+      std::lock_guard lock(mutex);
+      for (uint64_t k = 0; k < kEach; ++k) {
+        left[key * kEach + k] += values[k];
+        holders[key * kEach + k] += values[k] != 0 ? 1 : 0;
+      }
+    }
+    EXPECT_TRUE(path.destroy().is_ok());
+  });
+  double worst = 0;
+  for (size_t i = 0; i < sent.size(); ++i)
+    worst = std::max(worst, std::abs(arrived[i] + left[i] - sent[i]));
+  EXPECT_LT(worst, 1e-3);
+  // One rank of each of the two nodes keeps what it has not sent.
+  EXPECT_LE(*std::max_element(holders.begin(), holders.end()), 2);
+}
+
 INSTANTIATE_TEST_SUITE_P(Codecs, FeedbackOf,
                          testing::Values(Feedback{2, 1, device::cuda::WireCodec::kTopK},
                                          Feedback{2, 2, device::cuda::WireCodec::kTopK},
