@@ -115,7 +115,7 @@ Status enqueue_copy(Launcher& launcher, std::span<const Segment> segments, Devic
   const auto flush = [&] {
     const uint32_t blocks = argument.first[argument.segments];
     if (blocks == 0) return Status::ok();
-    const Status status = launcher.launch(KernelId::copy_segments, blocks, kCopyThreads, &argument);
+    Status status = launcher.launch(KernelId::copy_segments, blocks, kCopyThreads, &argument);
     argument.segments = 0;
     return status;
   };
