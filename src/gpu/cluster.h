@@ -84,6 +84,7 @@ class Cluster {
   Drivers drivers() {
     Drivers d;
     d.cuda = &machine_.api();
+    d.images = device::cuda::reference::images();
     d.nccl = [](const std::string&) -> Result<const nc::Api*> { return &current_->cliques_.api(); };
     return d;
   }

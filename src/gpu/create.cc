@@ -156,7 +156,7 @@ Status Path::open_device() {
   PACELINE_CUDA_CALL(api_, device_get, &device_, options_.device);
   PACELINE_CUDA_CALL(api_, device_primary_ctx_retain, &context_, device_);
   PACELINE_CUDA_CALL(api_, ctx_set_current, context_);
-  PACELINE_ASSIGN(auto kernels, device::cuda::Kernels::load(api_, device_));
+  PACELINE_ASSIGN(auto kernels, device::cuda::Kernels::load(api_, device_, drivers_.images));
   kernels_ = std::make_unique<device::cuda::Kernels>(std::move(kernels));
   return Status::ok();
 }

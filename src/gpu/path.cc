@@ -107,10 +107,12 @@ Status Path::allocate_residuals(bool velocity, bool of_sums) {
   auto fresh = std::make_unique<DeviceObjects>(api_);
   PACELINE_ASSIGN(auto planes, make_planes(*fresh, mine + mine / 64 + kSlack, velocity));
   PACELINE_RETURN_IF_ERROR(residuals_->use(planes));
-  for (auto& memory : hand_over_memory_) {
-    if (shape_.local_size == 1) break;  // the only rank of a node owns all
-    PACELINE_ASSIGN(memory, fresh->memory(kHandOverElements * sizeof(float),
-                                          "residuals that change their owner"));
+  if (shape_.local_size > 1) {  // the only rank of a node owns all
+    constexpr uint64_t kBytes = kHandOverElements * sizeof(float);
+    PACELINE_ASSIGN(const auto memory, fresh->memory(hand_over_memory_.size() * kBytes,
+                                                     "residuals that change their owner"));
+    for (size_t i = 0; i < hand_over_memory_.size(); ++i)
+      hand_over_memory_[i] = memory + i * kBytes;
   }
   if (shape_.nodes > 2 && of_sums) {
     const uint64_t sums = mine / static_cast<uint64_t>(shape_.nodes);

@@ -27,6 +27,7 @@
 
 #include "base/status.h"
 #include "device/cuda/codec.h"
+#include "device/cuda/images.h"
 #include "gpu/device.h"
 #include "gpu/flags.h"
 #include "gpu/host_ring.h"
@@ -44,6 +45,7 @@ struct Drivers {
   const cu::Api* cuda = nullptr;  ///< an empty table where the driver is missing
   Status missing;                 ///< why
   Result<const nc::Api*> (*nccl)(const std::string& library) = nullptr;
+  std::span<const device::cuda::Image> images = device::cuda::images();  ///< the device code
 };
 
 struct PathOptions {

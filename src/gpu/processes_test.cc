@@ -39,6 +39,7 @@ struct NodeProcess {
     if (comm == nullptr) return;
     Drivers d;
     d.cuda = &machine.api();
+    d.images = device::cuda::reference::images();
     d.nccl = [](const std::string&) -> Result<const nc::Api*> {
       return Status(Code::kUnavailable, "one GPU a node needs no NCCL");
     };

@@ -32,12 +32,14 @@ cp -a /etc/ssl/certs "$root/etc/ssl/"; cp -L /etc/resolv.conf /etc/hosts "$root/
 [ -d /usr/local/share/ca-certificates ] && cp -a /usr/local/share/ca-certificates "$root/usr/local/share/"
 git clone -q . "$root/src"
 
-# A mount and process namespace of its own: nothing that runs in there outlives it or sees this machine's mounts.
+# A mount and process namespace of its own: nothing that runs in there outlives it or sees this machine's mounts. Its
+# root is pivoted: in a chroot the kernel allows no user namespaces.
 inside='mount --bind "$0" "$0"; cd "$0"
 for fs in proc:proc sysfs:sys; do mount -t ${fs%%:*} ${fs%%:*} ${fs##*:}; done
 [ -z "$2" ] || { mkdir -p root/.cache/ccache && mount --bind "$2" root/.cache/ccache; }
 mount --rbind /dev dev; mount -t tmpfs tmpfs run; mkdir -p run/netns
-shift 0; exec chroot . /usr/bin/env -i HOME=/root TERM=dumb CI="${CI:-}" LANG=C.UTF-8 \
+mkdir -p .outside; pivot_root . .outside; cd /; umount -l /.outside; rmdir /.outside
+exec /usr/bin/env -i HOME=/root TERM=dumb CI="${CI:-}" LANG=C.UTF-8 \
   PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin $(env | grep -E "^(PIP_|https?_proxy=|no_proxy=)" | grep -v FIND_LINKS | tr "\n" " ") \
   /bin/bash -c "cd /src && ./dev $1"'
 for verb in "${verbs[@]}"; do

@@ -80,12 +80,17 @@ struct CombineArguments {
   drivers::cuda::DevicePtr report = 0;  ///< as above; top-k
 };
 
+struct Image;  // images.h
+
 class Kernels {
  public:
   /// Loads the code for `device` into the current context, which must be one of that device; it stays loaded as long
   /// as the context. All of it is on the device afterwards: no later call loads or allocates.
   /// kUnsupported: this build holds no device code, or none for this device (naming its compute capability).
   static Result<Kernels> load(const drivers::cuda::Api& api, drivers::cuda::Device device);
+  /// The same with other code: reference_images() on a simulated device.
+  static Result<Kernels> load(const drivers::cuda::Api& api, drivers::cuda::Device device,
+                              std::span<const Image> images);
 
   Status encode(const WireFormat& format, const EncodeArguments& arguments,
                 drivers::cuda::Stream stream) const;

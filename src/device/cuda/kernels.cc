@@ -87,7 +87,11 @@ class StreamLauncher : public Launcher {
 }  // namespace
 
 Result<Kernels> Kernels::load(const Api& api, Device device) {
-  if (images().empty())
+  return load(api, device, cuda::images());
+}
+
+Result<Kernels> Kernels::load(const Api& api, Device device, std::span<const Image> images) {
+  if (images.empty())
     return Status(
         Code::kUnsupported,
         "this build of paceline holds no device code: it was made where nvcc was missing; "
@@ -100,9 +104,9 @@ Result<Kernels> Kernels::load(const Api& api, Device device) {
   for (int i = 0; i < kKernelCount; ++i) {
     if (std::string_view(file) != kKernelFiles[i]) {
       file = kKernelFiles[i];
-      const auto image = std::find_if(
-          images().begin(), images().end(),
-          [&](const Image& candidate) { return std::string_view(candidate.file) == file; });
+      const auto image = std::find_if(images.begin(), images.end(), [&](const Image& candidate) {
+        return std::string_view(candidate.file) == file;
+      });
       PACELINE_ASSIGN(module, load_image(api, *image, device));
     }
     Function function = nullptr;

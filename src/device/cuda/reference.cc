@@ -1,7 +1,10 @@
 #include "device/cuda/reference.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <string_view>
+#include <vector>
 
 #include "device/cuda/enqueue.h"
 #include "device/cuda/reference_kernels.h"
@@ -94,6 +97,18 @@ class HostLauncher : public Launcher {
 }  // namespace
 
 std::span<const NamedKernel> kernels() { return kNamed; }
+
+std::span<const Image> images() {
+  static const std::vector<Image> all = [] {
+    std::vector<Image> found;
+    for (const char* file : kKernelFiles) {
+      const auto is_it = [&](const Image& i) { return std::string_view(i.file) == file; };
+      if (std::none_of(found.begin(), found.end(), is_it)) found.push_back({"", file});
+    }
+    return found;
+  }();
+  return all;
+}
 
 Status encode(const WireFormat& format, const EncodeArguments& arguments) {
   HostLauncher launcher;

@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "device/cuda/codec.h"
+#include "device/cuda/images.h"
 
 namespace paceline::device::cuda::reference {
 
@@ -20,6 +21,8 @@ struct NamedKernel {
 
 /// All kernels that Kernels launches.
 [[nodiscard]] std::span<const NamedKernel> kernels();
+/// In place of the device code, for a simulated device: the kernels' files without content, in any build.
+[[nodiscard]] std::span<const Image> images();
 
 /// Kernels' functions on host memory.
 Status encode(const WireFormat& format, const EncodeArguments& arguments);
