@@ -2,7 +2,7 @@
  * ordered by streams. The conventions of comm.h hold: structs begin with their size, functions return a paceline_code,
  * paceline_cuda_error() explains the last failure.
  *
- * - No function here waits for the network, except paceline_cuda_create, _destroy and _wait_arrival.
+ * - No function here waits for the network, except paceline_cuda_create, _reserve, _destroy and _wait_arrival.
  * - Streams and device pointers are the driver API's (CUstream, CUdeviceptr), which the runtime API shares.
  * - All memory is allocated by create and by reserve: none while an operation is under way.
  * - All ranks of a communicator submit the same operations in the same order, from one thread at a time.
@@ -30,7 +30,7 @@ typedef struct paceline_cuda_options {
 
 typedef struct paceline_cuda_args {
   size_t struct_size;
-  void* data;                       /* device memory, reduced in place */
+  void* data;                       /* device memory, reduced in place; aligned to 16 bytes */
   uint64_t count;                   /* elements */
   int32_t dtype;                    /* comm.h's: float32, float16, bfloat16 */
   int32_t reduce_op;                /* sum or average */
@@ -57,8 +57,9 @@ PACELINE_API int paceline_cuda_available(char* reason, size_t capacity);
 PACELINE_API paceline_code paceline_cuda_create(paceline_comm* comm,
                                                 const paceline_cuda_options* options,
                                                 paceline_cuda** cuda);
-/* Allocates what buffers of together `bytes` (the largest of `largest`) need per step. Call it while nothing is under
- * way, before the first operation and when the model grows. */
+/* Allocates what buffers of together `bytes` (the largest of `largest`) need per step, counted as float32. Call it before
+ * the first operation and when the model grows; it waits for what is under way. Where the settings' codec keeps residuals
+ * their memory is taken too; else by the first operation that asks for such a codec, which must find nothing under way. */
 PACELINE_API paceline_code paceline_cuda_reserve(paceline_cuda* cuda, uint64_t bytes,
                                                  uint64_t largest);
 /* Enqueues; returns at once. The data may be used on `stream` again after paceline_cuda_join(). */

@@ -342,7 +342,13 @@ void Path::start() {
   o.peers = peers_;
   o.check = [this] { return check_gpu(); };
   o.failed = [this](const Status& why) { on_failure(why); };
-  o.enter = [this] { api_.ctx_set_current(context_); };
+  o.enter = [this] {
+    api_.ctx_set_current(context_);
+    // This thread asks streams how they are while the caller may be capturing a graph of its own: that is none of its
+    // business, and must not end the capture.
+    int mode = cu::kCaptureModeRelaxed;
+    api_.thread_exchange_stream_capture_mode(&mode);
+  };
   pump_ = std::make_unique<Pump>(wire_, std::move(o));
   PathRequest q;
   q.shape = shape_;

@@ -303,7 +303,8 @@ TEST(Faults, EveryCallOfTheDriverMayFail) {
                                            "device_primary_ctx_release",
                                            "stream_synchronize",
                                            "stream_query",
-                                           "module_get_function"};
+                                           "module_get_function",
+                                           "thread_exchange_stream_capture_mode"};
   for (const auto& [function, times] : calls) {
     if (times == 0 || function == "stream_synchronize") continue;
     std::vector<uint64_t> sites = {1, times / 2 + 1, times * 3 / 4 + 1, times};

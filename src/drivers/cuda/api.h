@@ -25,6 +25,7 @@ inline constexpr unsigned kEventDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
 inline constexpr unsigned kHostAllocPortable = 1;   // CU_MEMHOSTALLOC_PORTABLE
 inline constexpr unsigned kHostAllocDeviceMap = 2;  // CU_MEMHOSTALLOC_DEVICEMAP
 inline constexpr unsigned kWaitValueGeq = 0;        // CU_STREAM_WAIT_VALUE_GEQ
+inline constexpr int kCaptureModeRelaxed = 2;       // CU_STREAM_CAPTURE_MODE_RELAXED
 
 struct Api {
   CudaResult (*init)(unsigned flags) = nullptr;
@@ -64,6 +65,7 @@ struct Api {
   CudaResult (*stream_query)(Stream stream) = nullptr;
   CudaResult (*stream_synchronize)(Stream stream) = nullptr;
   CudaResult (*stream_is_capturing)(Stream stream, int* status) = nullptr;
+  CudaResult (*thread_exchange_stream_capture_mode)(int* mode) = nullptr;
   CudaResult (*stream_wait_event)(Stream stream, Event event, unsigned flags) = nullptr;
   CudaResult (*stream_wait_value32)(Stream stream, DevicePtr address, uint32_t value,
                                     unsigned flags) = nullptr;

@@ -58,6 +58,7 @@ const char* bind_all(void* library, Api& a) {
   PACELINE_BIND(stream_query, "cuStreamQuery");
   PACELINE_BIND(stream_synchronize, "cuStreamSynchronize");
   PACELINE_BIND(stream_is_capturing, "cuStreamIsCapturing");
+  PACELINE_BIND(thread_exchange_stream_capture_mode, "cuThreadExchangeStreamCaptureMode");
   PACELINE_BIND(stream_wait_event, "cuStreamWaitEvent");
   PACELINE_BIND(stream_wait_value32, "cuStreamWaitValue32_v2");
   PACELINE_BIND(stream_write_value32, "cuStreamWriteValue32_v2");

@@ -299,6 +299,11 @@ CudaResult stream_is_capturing(Stream, int* status) {
   *status = 0;
   return 0;
 }
+CudaResult thread_exchange_stream_capture_mode(int* mode) {
+  ENTER("thread_exchange_stream_capture_mode");
+  *mode = 0;
+  return 0;
+}
 CudaResult stream_wait_event(Stream stream, Event event, unsigned) {
   ENTER_CONTEXT("stream_wait_event");
   uint64_t wanted = 0;
@@ -411,6 +416,7 @@ const Api& functions() {
     a.stream_query = stream_query;
     a.stream_synchronize = stream_synchronize;
     a.stream_is_capturing = stream_is_capturing;
+    a.thread_exchange_stream_capture_mode = thread_exchange_stream_capture_mode;
     a.stream_wait_event = stream_wait_event;
     a.stream_wait_value32 = stream_wait_value32;
     a.stream_write_value32 = stream_write_value32;
