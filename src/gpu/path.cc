@@ -61,6 +61,7 @@ Status Path::reserve_memory(uint64_t bytes, uint64_t largest) {
   PACELINE_RETURN_IF_ERROR(pump_->wait_arrival(0, finite));
   for (auto* stream : objects_.streams())
     PACELINE_RETURN_IF_ERROR(drain(stream, "reserve: operations under way", kEndSeconds));
+  PACELINE_RETURN_IF_ERROR(pump_->wait_retired());  // sends read the memory that may be given back
   PathRequest q;
   q.shape = shape_;
   q.format.codec = codec_;
@@ -336,6 +337,7 @@ Status Path::destroy() {
     const CurrentContext current(api_, context_);
     for (auto* stream : objects_.streams())
       idle = idle && drain(stream, "destroy", status ? kEndSeconds : kFaultSeconds).is_ok();
+    if (pump_ && status && idle) status = pump_->wait_retired();
     if (pump_) pump_->stop();
     if (node_ && status && idle) {
       status = node_->destroy();

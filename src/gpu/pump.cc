@@ -102,6 +102,12 @@ Status Pump::wait_arrival(double timeout_s, bool& finite) {
   return Status::ok();
 }
 
+Status Pump::wait_retired() {
+  std::unique_lock lock(mutex_);
+  arrived_turn_.wait(lock, [&] { return !failure_ || retired() == submitted_; });
+  return failure_;
+}
+
 bool Pump::all_arrived() const {
   const std::lock_guard lock(mutex_);
   return arrived_ == submitted_;
@@ -317,6 +323,7 @@ bool Pump::retire() {
     retired_.store(o->sequence, std::memory_order_release);
     Flags::store(options_.flags.retired(), static_cast<uint32_t>(o->sequence));
     ++finished_;
+    arrived_turn_.notify_all();
     operations_.pop_front();
     --sending_;
     --posting_;

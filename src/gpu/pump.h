@@ -71,6 +71,9 @@ class Pump {
   /// Waits until all submitted operations have come over the network, at most `timeout_s` (≤ 0: without limit, as
   /// operations have deadlines of their own). finite: false when any rank reported an Inf or NaN since the last call.
   Status wait_arrival(double timeout_s, bool& finite);
+  /// Waits until everything is over here: what this rank has to send has reached the others too, who may still wait for
+  /// it when all has arrived here. Ends with the first failure; operations have deadlines.
+  Status wait_retired();
   /// Whether no stream waits for the network now.
   [[nodiscard]] bool all_arrived() const;
   /// Ends everything.
