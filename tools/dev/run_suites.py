@@ -169,6 +169,17 @@ def tally_of(suite: Suite, code: int) -> Tally:
     return tally
 
 
+def what_failed(suite: Suite, log: Path) -> list[str]:
+    """The failed tests' names and messages; the end of the log where the suite died outside of a test."""
+    lines = []
+    cases = ET.parse(suite.junit).getroot().iter("testcase") if suite.junit and suite.junit.exists() else []
+    for case in cases:
+        for trouble in [*case.findall("failure"), *case.findall("error")]:
+            text = (trouble.text or trouble.get("message") or "").strip().splitlines()
+            lines += [f"{case.get('classname')}.{case.get('name')}", *(f"  {line}" for line in text[-30:])]
+    return lines or log.read_text(errors="replace").splitlines()[-80:]
+
+
 def run(suite: Suite) -> Tally:
     started = time.monotonic()
     log = OUT / (re.sub(r"[^\w.]", "_", suite.name) + ".log")
@@ -197,8 +208,7 @@ def run(suite: Suite) -> Tally:
     skipped = f", {tally.skipped} skipped" if tally.skipped else ""
     say(f"{mark} {suite.name:34} {tally.passed} passed, {tally.failed} failed{skipped}  ({seconds:.0f} s)")
     if tally.failed:
-        lines = log.read_text(errors="replace").splitlines()
-        say("\n".join(f"     | {line}" for line in lines[-80:]))
+        say("\n".join(f"     | {line}" for line in what_failed(suite, log)))
     return tally
 
 
@@ -273,12 +283,17 @@ def main() -> int:
         together = [s for s in suites if not s.alone]
         results = list(zip(together, pool.map(run, together)))
     results += [(suite, run(suite)) for suite in suites if suite.alone]
+    finals = []
     for suite, tally in results:
         if tally.failed and not suite.alone and suite.name != "lint":
             # Tests that bound a reaction time can lose against the suite beside them on two cores.
             say(f"==> {suite.name} failed beside others; once more, alone")
             tally = run(suite)
+        finals.append((suite, tally))
         total.add(tally)
+    unhappy = [suite.name for suite, tally in finals if tally.failed]
+    if unhappy:
+        say(f"==> failed: {', '.join(unhappy)}")
     say(f"==> {time.monotonic() - started:.0f} s; logs in build/test-results/")
     skipped = f", {total.skipped} skipped" if total.skipped else ""
     print(f"{total.passed} passed, {total.failed} failed{skipped}", flush=True)

@@ -97,11 +97,12 @@ struct Child {
       auto channel = TcpChannel::listen(options);
       if (!channel.is_ok() || !(*channel)->set_peer(0, parent_address, "host-0").is_ok())
         ::_exit(1);
+      // Before the parent hears of it: filling this takes an instrumented build longer than some time-outs.
+      std::vector<std::byte> big(200 << 20, std::byte{1});
       std::string text = (*channel)->address() + "\n";
       if (::write(ends[1], text.data(), text.size()) < 0) ::_exit(1);
       SteadyClock clock;
       Events events;
-      std::vector<std::byte> big(200 << 20, std::byte{1});
       (*channel)->send(0, 1, 0, big, 1);
       while (true) {
         (*channel)->progress(clock.now(), events);
