@@ -34,6 +34,8 @@ def _watch_step_code(cls):
 
 
 def _stepped(optimizer, _args, _kwargs):
+    if hasattr(optimizer, "_paceline_overlaps"):
+        return  # tells by itself, when its gradients have arrived
     for steps in ResidualSteps.every():
         steps.optimizer_stepped(optimizer)
 
@@ -47,6 +49,8 @@ def patch(scaler_class):
 
     @functools.wraps(step)
     def step_with_residuals(self, optimizer, *args, **kwargs):
+        if self.is_enabled():
+            _take_in_hand(optimizer)
         result = step(self, optimizer, *args, **kwargs)
         steps = ResidualSteps.every() if self.is_enabled() else []
         if steps and _found_inf(self, optimizer):
@@ -65,8 +69,23 @@ def patch(scaler_class):
                 one.scale(after / before)
         return result
 
+    unscale = scaler_class.unscale_
+
+    @functools.wraps(unscale)
+    def unscale_in_hand(self, optimizer):
+        if self.is_enabled():
+            _take_in_hand(optimizer)
+        return unscale(self, optimizer)
+
+    scaler_class.unscale_ = unscale_in_hand
     scaler_class.step = step_with_residuals
     scaler_class.update = update_with_residuals
+
+
+def _take_in_hand(optimizer):
+    """A scaler looks at all gradients before it decides whether to step."""
+    if hasattr(optimizer, "_paceline_overlaps"):
+        optimizer.synchronize()
 
 
 def _found_inf(scaler, optimizer):

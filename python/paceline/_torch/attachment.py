@@ -18,6 +18,7 @@ class Attachment:
         self.endpoint = endpoint
         self.delegate = None
         self.join_work = None
+        self.overlap = None  # optimizer.py's, where an optimizer asked for it
         self._layouts = {}
         self._keys = {}
         self._names = {}
@@ -27,6 +28,10 @@ class Attachment:
         endpoint.steps.parameters.update(self._keys)
         self._model = _models
         _models += 1
+
+    def parameter_names(self):
+        """{id of a parameter: its name in the wrapped module}"""
+        return self._names
 
     def process_group(self):
         return self._ddp().process_group

@@ -89,6 +89,8 @@ class CudaSteps(residuals.ResidualSteps):
 
 def before_optimizer_step(optimizer, _args, _kwargs):
     """torch's hook before every optimizer's step."""
+    if hasattr(optimizer, "_paceline_overlaps"):
+        return  # each bucket's update waits for its own gradient
     for steps in list(_live):
         steps.before_step(optimizer)
 

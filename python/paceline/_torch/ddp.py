@@ -16,12 +16,13 @@ from torch.futures import Future
 
 from paceline import _state
 from paceline import communicator as core
-from paceline._torch import attachment, buckets, cuda, cuda_ddp, endpoints, residuals
+from paceline._torch import attachment, buckets, cuda, cuda_ddp, endpoints, overlap, residuals
 from paceline._torch.dtypes import flat_view
 from paceline.errors import PacelineError, UnsupportedError
 
 _attached = weakref.WeakKeyDictionary()
 _hooked_before = weakref.WeakSet()
+_wrapped = weakref.WeakSet()
 
 
 def attachment_of(ddp):
@@ -33,6 +34,16 @@ def attachment_of(ddp):
             "PACELINE_DISABLE=1, or wrapped before `import paceline.torch`)"
         )
     return found
+
+
+def attachment_or_none(ddp):
+    """The Attachment of a DistributedDataParallel, or None where its gradients don't travel through Paceline."""
+    return _attached.get(ddp)
+
+
+def wrapped_models():
+    """All DDP models that were made while Paceline was on."""
+    return list(_wrapped)
 
 
 class CpuAttachment(attachment.Attachment):
@@ -51,32 +62,35 @@ class CpuAttachment(attachment.Attachment):
         first = bucket.index() == 0
         if first:
             self._finish()  # what a backward pass that raised has left behind
-        dtype, flat = flat_view(buffer)
-        segments, name = self.layout(bucket)
         steps = self.endpoint.steps
         steps.submitted(first)
         try:
-            op = self.endpoint.communicator.submit(
-                core.ALL_REDUCE,
-                dtype=dtype,
-                input=flat.data_ptr(),
-                output=flat.data_ptr(),
-                count=flat.numel(),
-                reduce_op=core.AVERAGE,
-                group=self.endpoint.group,
-                codec=core.CODEC_SETTINGS if buffer.dtype == torch.float32 else core.CODEC_NONE,
-                segments=segments,
-                name=name,
-                shape=str(list(buffer.shape)),
-            )
+            op = self.submit(buffer, *self.layout(bucket))
         except BaseException:
             steps.ended(True)
             raise
         future = Future()
-        self._running.append((op, future, buffer, flat))
+        self._running.append((op, future, buffer))
         if bucket.is_last():
             self._finish_with_backward()
         return future
+
+    def submit(self, buffer, segments, name):
+        """Submits the average of a bucket's buffer, in place; returns the operation."""
+        dtype, flat = flat_view(buffer)
+        return self.endpoint.communicator.submit(
+            core.ALL_REDUCE,
+            dtype=dtype,
+            input=flat.data_ptr(),
+            output=flat.data_ptr(),
+            count=flat.numel(),
+            reduce_op=core.AVERAGE,
+            group=self.endpoint.group,
+            codec=core.CODEC_SETTINGS if buffer.dtype == torch.float32 else core.CODEC_NONE,
+            segments=segments,
+            name=name,
+            shape=str(list(buffer.shape)),
+        )
 
     def _finish_with_backward(self):
         passes, self._passes = self._passes, self._passes + 1
@@ -96,7 +110,7 @@ class CpuAttachment(attachment.Attachment):
         factor = self._join_factor()
         finite = True
         try:
-            for op, future, buffer, _ in running:
+            for op, future, buffer in running:
                 finite = self.endpoint.communicator.wait(op) and finite
                 if factor is not None:
                     buffer.mul_(factor)
@@ -107,8 +121,8 @@ class CpuAttachment(attachment.Attachment):
     def _watch(self):
         """Completes the futures from the completion thread."""
         running, self._running = self._running, []
-        for op, future, buffer, flat in running:
-            self.endpoint.communicator.watch(op, _Completion(future, buffer, self.endpoint.steps), flat)
+        for op, future, buffer in running:
+            self.endpoint.communicator.watch(op, _Completion(future, buffer, self.endpoint.steps), buffer)
 
     def _join_factor(self):
         """join(divide_by_initial_world_size=False): the mean over the ranks that still have inputs."""
@@ -137,6 +151,8 @@ def paceline_hook(state, bucket):
     if state.delegate is not None:
         hook, hook_state = state.delegate
         return hook(hook_state, bucket)
+    if state.overlap is not None:
+        return state.overlap.take(bucket)
     return state.all_reduce(bucket)
 
 
@@ -244,6 +260,7 @@ def _wrap_after(cls, name):
     def wrapper(self, *args, **kwargs):
         original(self, *args, **kwargs)
         if not _state.disabled() and getattr(self, "reducer", None) is not None:
+            _wrapped.add(self)
             attach(self)
 
     setattr(cls, name, wrapper)
@@ -308,6 +325,8 @@ def _wrap_notify(module):
         work = original(joinable)
         attachment = _attached.get(joinable) if isinstance(joinable, module.DistributedDataParallel) else None
         if attachment is not None:
+            if work is not None and attachment.overlap is not None:
+                overlap.refuse_join()
             attachment.join_work = work
         return work
 

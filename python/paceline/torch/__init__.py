@@ -14,5 +14,6 @@ activate("paceline")
 supply_at_import()
 
 from paceline._torch.ddp import load_residual_state_dict, residual_state_dict  # noqa: E402
+from paceline._torch.optimizer import distributed_optimizer as DistributedOptimizer  # noqa: E402
 
-__all__ = ["load_residual_state_dict", "residual_state_dict"]
+__all__ = ["DistributedOptimizer", "load_residual_state_dict", "residual_state_dict"]

@@ -1,0 +1,126 @@
+"""Hears of every read of a module's parameters, before it happens.
+
+A module's forward pass is announced by a pre-hook. Parameters that another module reads (tied weights, functional
+calls, nn.MultiheadAttention with its out_proj, state_dict(), parameters()) are looked up in the module's dict of
+parameters; that dict tells before it answers.
+"""
+
+import collections
+
+import torch
+
+MODERN = hasattr(torch, "compile")
+
+
+class _Telling:
+    """Mixed into the dict type of Module._parameters. `reads`: who is told."""
+
+    reads = None
+
+    def __getitem__(self, name):
+        parameter = super().__getitem__(name)
+        self.reads.parameter(parameter)
+        return parameter
+
+    def get(self, name, default=None):
+        return self[name] if name in self else default  # noqa: SIM401: by way of __getitem__
+
+    def items(self):
+        for name in list(self):
+            yield name, self[name]
+
+    def values(self):
+        for name in list(self):
+            yield self[name]
+
+    def pop(self, name, *default):
+        if name in self:
+            self[name]
+        return super().pop(name, *default)
+
+    def copy(self):
+        return self._plain(self.items())
+
+    def __reduce_ex__(self, protocol):
+        return self._plain, (list(self.items()),)
+
+    def __deepcopy__(self, memo):
+        import copy
+
+        return self._plain((name, copy.deepcopy(parameter, memo)) for name, parameter in self.items())
+
+
+class _TellingDict(_Telling, dict):
+    _plain = dict
+
+
+class _TellingOrderedDict(_Telling, collections.OrderedDict):
+    _plain = collections.OrderedDict
+
+
+class ModuleReads:
+    """Watches a module and all below it, until stop().
+
+    pending: parameters, by id, that must not be read yet, kept by the owner; want(parameter) is called before one of
+    them is read, want_all() before parameters are read that nobody can name.
+    """
+
+    def __init__(self, module, want, want_all):
+        self.pending = {}
+        self._want = want
+        self._want_all = want_all
+        self._modules = list(module.modules())
+        self._hooks = []
+        #: Modules whose reads nobody can hear: TorchScript keeps its parameters elsewhere.
+        self._opaque = [m for m in self._modules if isinstance(m, torch.jit.ScriptModule)]
+        for one in self._modules:
+            if one._parameters and not isinstance(one, torch.jit.ScriptModule):
+                self._watch(one)
+
+    def parameter(self, parameter):
+        if self.pending and id(parameter) in self.pending:
+            self._want(parameter)
+
+    def before_model(self):
+        """The forward pass of the whole model begins."""
+        if self.pending and (self._opaque or any(map(_is_compiled, self._modules))):
+            self._want_all()
+
+    def __reduce__(self):
+        return _NobodyListens, ()  # a copy of a module has its parameters in hand
+
+    def stop(self):
+        for hook in self._hooks:
+            hook.remove()
+        for one in self._modules:
+            parameters = one.__dict__.get("_parameters")
+            if isinstance(parameters, _Telling) and parameters.reads is self:
+                one.__dict__["_parameters"] = parameters._plain(parameters.items())
+
+    def _watch(self, module):
+        kind = _TellingOrderedDict if isinstance(module._parameters, collections.OrderedDict) else _TellingDict
+        telling = kind(module._parameters)
+        telling.reads = self
+        module.__dict__["_parameters"] = telling
+        self._hooks.append(module.register_forward_pre_hook(self._before_forward))
+
+    def _before_forward(self, module, _args):
+        if not self.pending or _compiling():
+            return  # a compiled region's guards look at its parameters before it runs
+        for parameter in module._parameters.values():  # tells
+            del parameter
+
+
+class _NobodyListens:
+    """What copies of a module have in a ModuleReads' place."""
+
+    def _before_forward(self, _module, _args):
+        pass
+
+
+def _is_compiled(module):
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _compiling():
+    return MODERN and torch.compiler.is_compiling()

@@ -1,0 +1,252 @@
+"""paceline.torch.DistributedOptimizer: an optimizer whose updates need not all be there before the next forward pass.
+
+The optimizer stays the object that it was (learning rate schedulers, checkpoints and isinstance go on as before); its
+class becomes one derived from its own. An update of a bucket is the class's own step() on a second object with the
+same state and this bucket's parameters, so it is the update that a plain step() makes, bit by bit.
+"""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+
+from paceline import _state
+from paceline._torch import carriers, ddp
+from paceline._torch.overlap import Overlap
+from paceline.errors import InvalidArgumentError, UnsupportedError
+
+#: torch's optimizers that update each parameter by itself: which are updated together changes nothing.
+_BY_PARAMETER = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
+_BY_PARAMETER += ("Adafactor", "Muon")
+_classes = {}
+
+
+def distributed_optimizer(optimizer, named_parameters=None, *, model=None, overlap=None, per_parameter=False):
+    """See paceline.torch.DistributedOptimizer."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            f"DistributedOptimizer takes a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        )
+    if overlap not in (None, "forward"):
+        raise InvalidArgumentError(f'overlap={overlap!r}: give "forward" or None')
+    if isinstance(optimizer, _Distributed):
+        raise InvalidArgumentError("this optimizer is a DistributedOptimizer already")
+    names = _names(optimizer, named_parameters)
+    if overlap is None:
+        return _become(optimizer, _Plain, names, [])
+    _check_kind(optimizer, per_parameter)
+    found = _attachments(optimizer, model)
+    made = _become(optimizer, _Overlapped, names, found)
+    return made
+
+
+def _names(optimizer, named_parameters):
+    """{id: name}. Raises InvalidArgumentError where names repeat, or parameters of the optimizer have none."""
+    if named_parameters is None:
+        return {}
+    pairs = list(named_parameters)
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise InvalidArgumentError(f"named_parameters names {', '.join(twice[:5])} more than once")
+    by_id = {id(parameter): name for name, parameter in pairs}
+    without = sum(id(p) not in by_id for group in optimizer.param_groups for p in group["params"])
+    if without:
+        raise InvalidArgumentError(
+            f"named_parameters lacks {without} of the optimizer's parameters; give model.named_parameters()"
+        )
+    return by_id
+
+
+def _check_kind(optimizer, per_parameter):
+    kind = type(optimizer)
+    known = any(kind is getattr(torch.optim, name, None) for name in _BY_PARAMETER)
+    if known or (per_parameter and not isinstance(optimizer, torch.optim.LBFGS)):
+        return
+    raise UnsupportedError(
+        f'overlap="forward" updates parameters bucket by bucket; of {kind.__name__} it is not known that each '
+        f"parameter is updated by itself. Known: {', '.join(_BY_PARAMETER)}. If yours does so too, give per_parameter=True"
+    )
+
+
+def _attachments(optimizer, model):
+    """The DDP models of these parameters that travel through Paceline."""
+    ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if model is not None:
+        models = list(model) if isinstance(model, (list, tuple)) else [model]
+        for one in models:
+            if not isinstance(one, torch.nn.parallel.DistributedDataParallel):
+                raise InvalidArgumentError(
+                    f"model={type(one).__name__}: give the DistributedDataParallel model, or a list of them"
+                )
+            if not any(id(p) in ids for p in one.module.parameters()):
+                raise InvalidArgumentError("the optimizer has none of the model's parameters")
+    else:
+        models = [one for one in ddp.wrapped_models() if any(id(p) in ids for p in one.module.parameters())]
+    if not models and not _state.disabled() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise UnsupportedError(
+            'overlap="forward": no DistributedDataParallel model has these parameters; wrap the model before the '
+            "optimizer, after `import paceline.torch`"
+        )
+    return [(one, ddp.attachment_or_none(one)) for one in models]
+
+
+def _become(optimizer, kind, names, models):
+    own = type(optimizer)
+    if (own, kind) not in _classes:
+        _classes[own, kind] = type(own.__name__, (kind, own), {"__module__": own.__module__})
+    patched = optimizer.__dict__.pop("step", None)  # a scheduler's, around the former class's step()
+    optimizer.__class__ = _classes[own, kind]
+    patch = getattr(optimizer, "_patch_step_function", None) or optimizer._hook_for_profile
+    patch()
+    if patched is not None:
+        step = type(optimizer).step
+        step._wrapped_by_lr_sched = step._with_counter = True
+    optimizer._paceline_begin(own, names, models)
+    return optimizer
+
+
+class _Distributed:
+    """What both kinds have, in Horovod's names."""
+
+    def _paceline_begin(self, own, names, models):
+        pass
+
+    def synchronize(self):
+        """Waits until gradients are in hand (.grad) and all updates are made."""
+
+    @contextlib.contextmanager
+    def skip_synchronize(self):
+        """Around step() after synchronize(), as Horovod's scripts write it; step() does not need it."""
+        yield
+
+    def _paceline_counted(self):
+        self._opt_called = True  # what learning rate schedulers look at
+        self._step_count = getattr(self, "_step_count", 0) + 1
+
+
+class _Plain(_Distributed):
+    """Without overlap: DDP has averaged the gradients when backward() returns."""
+
+    def step(self, *args, **kwargs):
+        self._paceline_counted()
+        return super().step(*args, **kwargs)
+
+
+class _Overlapped(_Distributed):
+    def _paceline_begin(self, own, names, models):
+        step = own.step
+        self._paceline_step = step.__wrapped__ if getattr(step, "hooked", False) else step
+        self._paceline_overlaps = []
+        self._paceline_names = names
+        for model, found in models:
+            if found is None:
+                continue
+            if found.delegate is not None:
+                raise UnsupportedError(
+                    'overlap="forward" and a comm hook of the script\'s own (register_comm_hook) exclude each other'
+                )
+            if found.overlap is None:
+                found.overlap = Overlap(model, carriers.of(found), {**found.parameter_names(), **names})
+            self._paceline_overlaps.append(found.overlap)
+        self._paceline_own()
+        if not self._paceline_overlaps:
+            _state.say_once(0 if not dist.is_initialized() else dist.get_rank(), _NOTHING_TO_OVERLAP)
+
+    def _paceline_own(self):
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for one in self._paceline_overlaps:
+            one.own(self, parameters)
+
+    def step(self, closure=None):
+        """Notes the hyperparameters and which updates to make; makes those whose gradients have arrived."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._paceline_counted()
+        groups = [{k: _captured(v) for k, v in group.items() if k != "params"} for group in self.param_groups]
+        places = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
+
+        def update(pairs):
+            self._paceline_update(groups, places, pairs)
+
+        now = [p for group in self.param_groups for p in group["params"] if self._paceline_in_hand(p)]
+        for one in self._paceline_overlaps:
+            one.request(self, update)
+        if now:
+            for parameter in now:
+                self._paceline_wait(parameter)
+            update([(p, p.grad) for p in now])
+        return loss
+
+    def synchronize(self):
+        for one in self._paceline_overlaps:
+            one.gradients_in_hand(self)
+
+    def zero_grad(self, set_to_none=True):
+        if not set_to_none:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if self._paceline_pending(parameter):
+                        parameter.grad.zero_()
+        super().zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self, *args, **kwargs):
+        self._paceline_finish()
+        return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args, **kwargs):
+        self._paceline_finish()
+        return super().load_state_dict(*args, **kwargs)
+
+    def add_param_group(self, *args, **kwargs):
+        self._paceline_finish()
+        super().add_param_group(*args, **kwargs)
+        self._paceline_own()
+
+    def __getstate__(self):
+        self._paceline_finish()
+        return super().__getstate__()
+
+    def _paceline_finish(self):
+        for one in self._paceline_overlaps:
+            one.finish_updates()
+
+    def _paceline_pending(self, parameter):
+        return any(one.pending(parameter) for one in self._paceline_overlaps)
+
+    def _paceline_in_hand(self, parameter):
+        return parameter.grad is not None and not self._paceline_pending(parameter)
+
+    def _paceline_wait(self, parameter):
+        for one in self._paceline_overlaps:
+            one.want(parameter)
+
+    def _paceline_update(self, groups, places, pairs):
+        """The former class's step() for these parameters alone, with these gradients."""
+        part = object.__new__(type(self))
+        part.__dict__.update(self.__dict__)
+        part.__dict__["_paceline_part"] = True
+        part.param_groups = [{**group, "params": []} for group in groups]
+        before = []
+        for parameter, gradient in pairs:
+            part.param_groups[places[id(parameter)]]["params"].append(parameter)
+            before.append(parameter.grad)
+            parameter.grad = gradient
+        part.param_groups = [group for group in part.param_groups if group["params"]]
+        try:
+            self._paceline_step(part)
+        finally:
+            for (parameter, _), gradient in zip(pairs, before):
+                parameter.grad = gradient
+
+
+_NOTHING_TO_OVERLAP = (
+    'overlap="forward" has nothing to overlap: no gradient of this optimizer travels through Paceline; step() is as '
+    "usual"
+)
+
+
+def _captured(value):
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
