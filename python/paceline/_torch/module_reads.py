@@ -23,7 +23,9 @@ class _Telling:
         return parameter
 
     def get(self, name, default=None):
-        return self[name] if name in self else default  # noqa: SIM401: by way of __getitem__
+        if name not in self:
+            return default
+        return self[name]
 
     def items(self):
         for name in list(self):

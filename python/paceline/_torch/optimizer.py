@@ -65,7 +65,8 @@ def _check_kind(optimizer, per_parameter):
         return
     raise UnsupportedError(
         f'overlap="forward" updates parameters bucket by bucket; of {kind.__name__} it is not known that each '
-        f"parameter is updated by itself. Known: {', '.join(_BY_PARAMETER)}. If yours does so too, give per_parameter=True"
+        f"parameter is updated by itself. Known: {', '.join(_BY_PARAMETER)}. If yours does so too, give "
+        "per_parameter=True"
     )
 
 

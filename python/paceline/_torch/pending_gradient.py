@@ -38,8 +38,8 @@ class PendingGradient(torch.Tensor):
             return pending._clear()
         raise UnsupportedError(
             f"'{name}' on the gradient of '{pending._name}', which is on its way: with overlap=\"forward\" gradients "
-            "are in hand only after optimizer.synchronize(). Call it after backward() and before gradients are clipped, "
-            "read or changed; that step then waits for all of them"
+            "are in hand only after optimizer.synchronize(). Call it after backward() and before gradients are "
+            "clipped, read or changed; that step then waits for all of them"
         )
 
     def _clear(self):
