@@ -2,7 +2,8 @@
  * ordered by streams. The conventions of comm.h hold: structs begin with their size, functions return a paceline_code,
  * paceline_cuda_error() explains the last failure.
  *
- * - No function here waits for the network, except paceline_cuda_create, _reserve, _destroy and _wait_arrival.
+ * - No function here waits for the network, except paceline_cuda_create, _reserve, _destroy, _wait_arrival and
+ *   _wait_operation.
  * - Streams and device pointers are the driver API's (CUstream, CUdeviceptr), which the runtime API shares.
  * - All memory is allocated by create and by reserve: none while an operation is under way.
  * - All ranks of a communicator submit the same operations in the same order, from one thread at a time.
@@ -72,6 +73,13 @@ PACELINE_API paceline_code paceline_cuda_join(paceline_cuda* cuda, paceline_op o
  * step, it keeps a fault from changing parameters. finite: 0 when any rank saw an Inf or NaN. */
 PACELINE_API paceline_code paceline_cuda_wait_arrival(paceline_cuda* cuda, double timeout_s,
                                                       int32_t* finite);
+/* The same for one operation and all that were submitted before it: what is enqueued after it on a stream that has joined
+ * the operation does not run on what a fault left half received. timeout_s as above: 0 is without a limit of its own, for
+ * operations have deadlines. finite: 0 when any rank saw an Inf or NaN since the last call of either. */
+PACELINE_API paceline_code paceline_cuda_wait_operation(paceline_cuda* cuda, paceline_op op,
+                                                        double timeout_s, int32_t* finite);
+/* 1 when paceline_cuda_wait_operation() would return at once (also with a failure), else 0. */
+PACELINE_API int paceline_cuda_arrived(paceline_cuda* cuda, paceline_op op);
 /* Ends everything: flags are released, communicators inside the node aborted, other ranks told. */
 PACELINE_API paceline_code paceline_cuda_abort(paceline_cuda* cuda, const char* reason);
 PACELINE_API paceline_code paceline_cuda_destroy(paceline_cuda* cuda);

@@ -66,6 +66,8 @@ PROTOTYPES = {
     "paceline_cuda_all_reduce": (_CODE, [_CUDA, POINTER(CudaArgs), POINTER(c_uint64)]),
     "paceline_cuda_join": (_CODE, [_CUDA, c_uint64, c_void_p]),
     "paceline_cuda_wait_arrival": (_CODE, [_CUDA, c_double, POINTER(c_int32)]),
+    "paceline_cuda_wait_operation": (_CODE, [_CUDA, c_uint64, c_double, POINTER(c_int32)]),
+    "paceline_cuda_arrived": (c_int, [_CUDA, c_uint64]),
     "paceline_cuda_abort": (_CODE, [_CUDA, c_char_p]),
     "paceline_cuda_destroy": (_CODE, [_CUDA]),
     "paceline_cuda_describe": (c_char_p, [_CUDA]),
@@ -215,6 +217,16 @@ class CudaCommunicator:
         finite = c_int32(1)
         self._check(self._library.paceline_cuda_wait_arrival(self._open(), timeout, byref(finite)))
         return bool(finite.value)
+
+    def wait_operation(self, op, timeout=0.0):
+        """wait_arrival() for `op` and all that was submitted before it."""
+        finite = c_int32(1)
+        self._check(self._library.paceline_cuda_wait_operation(self._open(), op, timeout, byref(finite)))
+        return bool(finite.value)
+
+    def arrived(self, op):
+        """Whether wait_operation() would return at once, or raise."""
+        return bool(self._library.paceline_cuda_arrived(self._open(), op))
 
     # --- residuals ------------------------------------------------------------------------------------------------
 

@@ -172,6 +172,22 @@ paceline_code paceline_cuda_wait_arrival(paceline_cuda* cuda, double timeout_s, 
   });
 }
 
+paceline_code paceline_cuda_wait_operation(paceline_cuda* cuda, paceline_op op, double timeout_s,
+                                           int32_t* finite) {
+  return guarded([&]() -> Status {
+    USABLE(cuda);
+    bool all = true;
+    PACELINE_RETURN_IF_ERROR(cuda->path->wait_operation(op, timeout_s, all));
+    if (finite != nullptr) *finite = all ? 1 : 0;
+    return Status::ok();
+  });
+}
+
+int paceline_cuda_arrived(paceline_cuda* cuda, paceline_op op) {
+  // What can't be asked is over: the wait says why.
+  return !usable(cuda) || cuda->path->arrived(op) ? 1 : 0;
+}
+
 paceline_code paceline_cuda_abort(paceline_cuda* cuda, const char* reason) {
   return guarded([&]() -> Status {
     USABLE(cuda);

@@ -304,6 +304,16 @@ Status Path::wait_arrival(double timeout_s, bool& finite) {
   return pump_->wait_arrival(timeout_s, finite);
 }
 
+Status Path::wait_operation(uint64_t operation, double timeout_s, bool& finite) {
+  PACELINE_RETURN_IF_ERROR(usable("wait_operation"));
+  if (operation == 0 || operation > submitted_)
+    return {Code::kInvalidArgument,
+            fmt::format("wait_operation: there is no operation {}", operation)};
+  return pump_->wait_operation(operation, timeout_s, finite);
+}
+
+bool Path::arrived(uint64_t operation) const { return !pump_ || pump_->has_arrived(operation); }
+
 // --- The end ----------------------------------------------------------------------------------------------------
 
 Status Path::check_gpu() {

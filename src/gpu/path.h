@@ -15,7 +15,7 @@
 // modules, communicators and streams are there before the first wait. The order across NCCL's communicators follows from
 // the order of submission. What flags order is ordered by events too, as CUDA's manual asks.
 //
-// One thread at a time submits; wait_arrival, abort and statistics may come from others.
+// One thread at a time submits; the waits for arrival, abort and statistics may come from others.
 #pragma once
 
 #include <sys/types.h>
@@ -87,6 +87,8 @@ class Path {
   Result<uint64_t> all_reduce(const AllReduce& request);
   Status join(uint64_t operation, cu::Stream stream);
   Status wait_arrival(double timeout_s, bool& finite);
+  Status wait_operation(uint64_t operation, double timeout_s, bool& finite);
+  [[nodiscard]] bool arrived(uint64_t operation) const;
   void abort(const std::string& reason);
   /// The orderly end, or what is left to do after a fault.
   Status destroy();

@@ -84,22 +84,35 @@ void Pump::fail(const Status& why) {
   options_.failed(why);
 }
 
-Status Pump::wait_arrival(double timeout_s, bool& finite) {
+Status Pump::wait_until(const std::function<bool()>& there, double timeout_s, bool& finite) {
   std::unique_lock lock(mutex_);
-  const auto there = [&] { return !failure_ || arrived_ == submitted_; };
+  const auto over = [&] { return !failure_ || there(); };
   if (timeout_s > 0 && timeout_s < 1e8) {
-    if (!arrived_turn_.wait_for(lock, std::chrono::duration<double>(timeout_s), there))
+    if (!arrived_turn_.wait_for(lock, std::chrono::duration<double>(timeout_s), over))
       return {
           Code::kTimeout,
           fmt::format("{} of {} all-reduces have not arrived from the other nodes within {:g} s",
                       submitted_ - arrived_, submitted_, timeout_s)};
   } else {
-    arrived_turn_.wait(lock, there);
+    arrived_turn_.wait(lock, over);
   }
   if (!failure_) return failure_;
   finite = finite_;
   finite_ = true;
   return Status::ok();
+}
+
+Status Pump::wait_arrival(double timeout_s, bool& finite) {
+  return wait_until([&] { return arrived_ == submitted_; }, timeout_s, finite);
+}
+
+Status Pump::wait_operation(uint64_t sequence, double timeout_s, bool& finite) {
+  return wait_until([&] { return arrived_through_ >= sequence; }, timeout_s, finite);
+}
+
+bool Pump::has_arrived(uint64_t sequence) const {
+  const std::lock_guard lock(mutex_);
+  return !failure_ || arrived_through_ >= sequence;
 }
 
 Status Pump::wait_retired() {
@@ -399,7 +412,12 @@ void Pump::arrivals() {
 void Pump::arrived(Operation& o) {
   if (--o.arrivals_left > 0) return;
   ++arrived_;
-  if (arrived_ == submitted_) arrived_turn_.notify_all();
+  arrived_early_.insert(o.sequence);
+  while (!arrived_early_.empty() && *arrived_early_.begin() == arrived_through_ + 1) {
+    arrived_early_.erase(arrived_early_.begin());
+    ++arrived_through_;
+    arrived_turn_.notify_all();
+  }
 }
 
 /// Writes the flags of pieces that have arrived, in the lane's order. With the mutex held.

@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -71,6 +72,10 @@ class Pump {
   /// Waits until all submitted operations have come over the network, at most `timeout_s` (≤ 0: without limit, as
   /// operations have deadlines of their own). finite: false when any rank reported an Inf or NaN since the last call.
   Status wait_arrival(double timeout_s, bool& finite);
+  /// The same for operation `sequence` and all before it.
+  Status wait_operation(uint64_t sequence, double timeout_s, bool& finite);
+  /// Whether wait_operation() would return at once.
+  [[nodiscard]] bool has_arrived(uint64_t sequence) const;
   /// Waits until everything is over here: what this rank has to send has reached the others too, who may still wait for
   /// it when all has arrived here. Ends with the first failure; operations have deadlines.
   Status wait_retired();
@@ -119,6 +124,7 @@ class Pump {
   void finish(const Ticket& ticket);
   void advance(Lane& lane);
   void arrived(Operation& o);
+  Status wait_until(const std::function<bool()>& there, double timeout_s, bool& finite);
 
   Wire wire_;
   Options options_;
@@ -131,6 +137,8 @@ class Pump {
   std::unordered_map<paceline_op, Ticket> tickets_;
   std::vector<Lane> lanes_;
   uint64_t submitted_ = 0, arrived_ = 0;
+  uint64_t arrived_through_ = 0;      ///< all operations up to this one have arrived
+  std::set<uint64_t> arrived_early_;  ///< of those behind it
   bool finite_ = true;
   bool stopping_ = false;
   Status failure_;

@@ -1,5 +1,6 @@
 // Many steps: operations that overlap, memory that is used again, delays at random; residuals over steps.
 #include <cmath>
+#include <future>
 #include <random>
 
 #include "gpu/cluster.h"
@@ -294,6 +295,54 @@ TEST(Steps, AnInfOnOneRankIsKnownOnAll) {
       EXPECT_EQ(finite, step != 1) << "rank " << r << " step " << step;
     }
     EXPECT_TRUE(path.destroy().is_ok());
+  });
+}
+
+// What a bucket's update needs: its own arrival and no other's, in any order of asking.
+TEST(Steps, OneOperationIsWaitedForByItself) {
+  Cluster cluster({.nodes = 2, .local_size = 1});
+  std::promise<void> first_is_there;
+  auto told = first_is_there.get_future();
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r);
+    ASSERT_TRUE(made.is_ok());
+    auto& path = **made;
+    constexpr size_t kOperations = 5;
+    std::vector<std::unique_ptr<Tensor>> tensors;
+    std::vector<uint64_t> ids;
+    for (size_t i = 0; i < kOperations; ++i) {
+      if (r == 1 && i == 1) told.wait();  // the others can't arrive before that
+      tensors.push_back(std::make_unique<Tensor>(cluster, r, 4000));
+      std::fill_n(tensors[i]->as<float>(), 1000, static_cast<float>(r + i));
+      AllReduce a;
+      a.data = tensors[i]->address();
+      a.count = 1000;
+      a.codec = 0;
+      auto id = path.all_reduce(a);
+      ASSERT_TRUE(id.is_ok());
+      ids.push_back(*id);
+    }
+    bool finite = false;
+    EXPECT_EQ(path.wait_operation(0, 0, finite).code(), Code::kInvalidArgument);
+    EXPECT_EQ(path.wait_operation(ids.back() + 1, 0, finite).code(), Code::kInvalidArgument);
+    ASSERT_TRUE(path.wait_operation(ids[0], 0, finite).is_ok());
+    EXPECT_TRUE(finite);
+    EXPECT_TRUE(path.arrived(ids[0]));
+    if (r == 0) {
+      EXPECT_FALSE(path.arrived(ids[1]));
+      EXPECT_EQ(path.wait_operation(ids[1], 0.01, finite).code(), Code::kTimeout);
+      first_is_there.set_value();
+    }
+    for (const size_t i : {3U, 1U, 4U, 2U, 0U}) {
+      ASSERT_TRUE(path.wait_operation(ids[i], 0, finite).is_ok());
+      ASSERT_TRUE(path.join(ids[i], nullptr).is_ok());
+      ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+      EXPECT_EQ(tensors[i]->as<float>()[999], static_cast<float>(2 * i + 1));
+    }
+    path.abort("the end of the test");
+    EXPECT_TRUE(path.arrived(ids[0]));
+    EXPECT_EQ(path.wait_operation(ids[0], 0, finite).code(), Code::kAborted);
+    static_cast<void>(path.destroy());
   });
 }
 

@@ -1,53 +1,97 @@
-"""How the buckets of an overlapped CPU model travel: one all-reduce each, in place."""
+"""How the buckets of an overlapped model travel. On the CPU: an all-reduce each, in place, waited for by the thread
+that trains."""
 
 import contextlib
+import time
 
 import torch
 from torch.futures import Future
 
 from paceline._torch.attachment import average_by_process_group
-from paceline.errors import UnsupportedError
+from paceline._torch.bucket_order import of_first_rank
 
 
-class CpuCarrier:
+class Carrier:
+    """What the kinds have in common."""
+
     def __init__(self, attachment):
         self._attachment = attachment
         self._communicator = attachment.endpoint.communicator
+        self.process_group = attachment.process_group()
         self.steps = attachment.endpoint.steps
+        #: A codec with residuals sends so little that no order helps.
+        self.has_residuals = self.steps.enabled
+
+    def average_as_torch_does(self, buffer):
+        """What the engine does not carry; a future."""
+        return average_by_process_group(self.process_group, buffer, self._attachment.endpoint.size)
+
+    def layout(self, bucket):
+        """The bucket's segments and name, for submit()."""
+        return self._attachment.layout(bucket)
+
+    def submit(self, flight):
+        """Returns the operation. The buffer is the network's until it has arrived."""
+        return self._attachment.submit(flight.buffer, *flight.layout)
+
+    def check_optimizer(self, optimizer):
+        """Raises where an optimizer can't go with the codec; see CudaSteps."""
+        check = getattr(self.steps, "check_optimizer", None)
+        if check is not None:
+            check(optimizer)
+
+    def elements_per_second(self, like):
+        """Of an all-reduce of a buffer like this one; the better of three. Collective."""
+        best = 0.0
+        for _ in range(3):
+            probe = torch.zeros_like(like)
+            started = time.perf_counter()
+            self.reduce_now(probe)
+            best = max(best, probe.numel() / (time.perf_counter() - started))
+        return best
+
+    def of_first_rank(self, numbers):
+        return of_first_rank(numbers, self.process_group, self.device)
+
+
+class CpuCarrier(Carrier):
+    device = torch.device("cpu")
+
+    def carries(self, _buffer):
+        return True
 
     def completed(self, buffer):
         future = Future()
         future.set_result(buffer)
         return future
 
-    def layout(self, bucket):
-        return self._attachment.layout(bucket)
-
-    def average_as_torch_does(self, buffer):
-        """What the engine does not carry; a future."""
-        return average_by_process_group(self._attachment.process_group(), buffer, self._attachment.endpoint.size)
-
-    def submit(self, flight):
-        """Returns what wait() and there() take. The buffer is the network's until then."""
-        return self._attachment.submit(flight.buffer, *flight.layout)
-
     def there(self, operation):
         return self._communicator.test(operation)
 
     def wait(self, operation):
+        """Returns whether all ranks' numbers were finite; raises what failed."""
         return self._communicator.wait(operation)
 
-    def use_gradients(self):
-        """Gradients that have arrived may be read on the host at once."""
+    def reduce_now(self, buffer):
+        self._communicator.wait(self._attachment.submit(buffer, None, "probe of the order of buckets"))
+
+    def requested(self):
+        """Updates are about to be asked for: they come after what the script has done so far."""
 
     @contextlib.contextmanager
     def updating(self, _flight):
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        # A read may come from anywhere: the state of an optimizer must not become an inference tensor.
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
             yield
 
+    def use_gradients(self, _flight):
+        """Gradients that have arrived may be read at once."""
 
-def of(attachment):
-    """The carrier of a model's attachment."""
-    if not hasattr(attachment, "submit"):
-        raise UnsupportedError('overlap="forward" is for models on the CPU in this build; leave it out for CUDA')
-    return CpuCarrier(attachment)
+    def use_updates(self, _flight):
+        """Updates are made when they have been called."""
+
+    def mark(self):
+        return time.perf_counter()
+
+    def seconds(self, start, end):
+        return end - start

@@ -29,23 +29,12 @@ class CudaAttachment(Attachment):
         """Enqueues the average of a bucket over the ranks; the future holds the bucket's own buffer."""
         buffer = bucket.buffer()
         endpoint = self.endpoint
-        dtype = _DTYPES.get(buffer.dtype)
-        if dtype is None or buffer.layout != torch.strided:
+        if not self.carries(buffer):
             return average_by_process_group(self.process_group(), buffer, endpoint.size)
-        segments, name = self._encoded_layout(bucket)
         steps, communicator, side = endpoint.steps, endpoint.communicator, endpoint.side
         steps.submitted(bucket.index() == 0, self._model)
         try:
-            op = communicator.all_reduce(
-                buffer.data_ptr(),
-                buffer.numel(),
-                dtype,
-                torch.cuda.current_stream(endpoint.device).cuda_stream,
-                codec=self._codec(buffer.dtype),
-                momentum=endpoint.momentum,
-                segments=segments,
-                name=name,
-            )
+            op = self.submit(buffer, *self.encoded_layout(bucket))
         except BaseException:
             steps.not_submitted()
             raise
@@ -56,6 +45,24 @@ class CudaAttachment(Attachment):
             self._apply_join_factor(buffer, bucket.is_last())
             future.set_result(buffer)
         return future
+
+    def carries(self, buffer):
+        """Whether the path takes the buffer; others travel by torch's process group."""
+        return buffer.dtype in _DTYPES and buffer.layout == torch.strided
+
+    def submit(self, buffer, segments, name):
+        """Enqueues the average of a bucket's buffer, in place, behind the current stream; returns the operation."""
+        endpoint = self.endpoint
+        return endpoint.communicator.all_reduce(
+            buffer.data_ptr(),
+            buffer.numel(),
+            _DTYPES[buffer.dtype],
+            torch.cuda.current_stream(endpoint.device).cuda_stream,
+            codec=self._codec(buffer.dtype),
+            momentum=endpoint.momentum,
+            segments=segments,
+            name=name,
+        )
 
     def _codec(self, dtype):
         """Gradients of 16 bits gain nothing from a cast to 16 bits."""
@@ -76,7 +83,8 @@ class CudaAttachment(Attachment):
         work.wait()
         buffer.mul_(self.endpoint.size / first_tensor(work).to(buffer.device, buffer.dtype))
 
-    def _encoded_layout(self, bucket):
+    def encoded_layout(self, bucket):
+        """The bucket's segments and its name as the C ABI takes it."""
         segments, name = self.layout(bucket)
         if name not in self._encoded_names:
             self._encoded_names[name] = name.encode()

@@ -51,17 +51,19 @@ class CudaSteps(residuals.ResidualSteps):
             finite = self._communicator().wait_arrival()
         except PacelineError as error:
             super().ended(True, count)
-            if isinstance(error, _FATAL):
-                _abort_torch(self._endpoint())
+            self.failed(error)
             raise
         super().ended(finite, count)
+
+    def failed(self, error):
+        """A wait for arrival has raised."""
+        if isinstance(error, _FATAL):
+            _abort_torch(self._endpoint())
 
     def before_step(self, optimizer):
         if self._under_way:
             self.arrive()
-        endpoint = self._endpoint()
-        if endpoint is not None and endpoint.momentum and optimizer not in self._checked:
-            self._check_momentum(optimizer)
+        self.check_optimizer(optimizer)
 
     def commit(self):
         self.arrive()
@@ -76,7 +78,11 @@ class CudaSteps(residuals.ResidualSteps):
         self._under_way = 0
         _live.discard(self)
 
-    def _check_momentum(self, optimizer):
+    def check_optimizer(self, optimizer):
+        """Raises InvalidArgumentError where the momentum of this job would be applied twice."""
+        endpoint = self._endpoint()
+        if endpoint is None or not endpoint.momentum or optimizer in self._checked:
+            return
         self._checked.add(optimizer)
         for group in optimizer.param_groups:
             ours = any(id(p) in self.parameters for p in group["params"])

@@ -5,7 +5,7 @@ import functools
 import torch
 import torch.distributed as dist
 
-from paceline._torch import cuda, endpoints
+from paceline._torch import cuda, endpoints, overlap
 
 
 def patch():
@@ -17,11 +17,14 @@ def patch():
     @functools.wraps(original)
     def destroy_process_group(group=None):
         whole = group is None or group is dist.group.WORLD
+        unseen = overlap.end_all(None if whole else group)
         cuda.close(None if whole else group)
         endpoints.close(None if whole else group)
         original(group)
         if whole:
             endpoints.close_native()
+        if unseen:
+            raise unseen[0]  # updates of the last step are missing
 
     destroy_process_group._paceline_patched = True
     _replace("destroy_process_group", destroy_process_group)

@@ -148,7 +148,7 @@ class _Overlapped(_Distributed):
                     'overlap="forward" and a comm hook of the script\'s own (register_comm_hook) exclude each other'
                 )
             if found.overlap is None:
-                found.overlap = Overlap(model, carriers.of(found), {**found.parameter_names(), **names})
+                found.overlap = Overlap(model, _carrier_of(found), {**found.parameter_names(), **names})
             self._paceline_overlaps.append(found.overlap)
         self._paceline_own()
         if not self._paceline_overlaps:
@@ -241,6 +241,14 @@ class _Overlapped(_Distributed):
         finally:
             for (parameter, _), gradient in zip(pairs, before):
                 parameter.grad = gradient
+
+
+def _carrier_of(attachment):
+    from paceline._torch import cuda_overlap
+
+    if isinstance(attachment, ddp.CpuAttachment):
+        return carriers.CpuCarrier(attachment)
+    return cuda_overlap.CudaCarrier(attachment)
 
 
 _NOTHING_TO_OVERLAP = (

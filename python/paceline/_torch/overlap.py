@@ -13,7 +13,7 @@ import weakref
 
 import torch
 
-from paceline._torch import bucket_order
+from paceline._torch.bucket_order import BucketOrder
 from paceline._torch.module_reads import ModuleReads
 from paceline._torch.pending_gradient import PendingGradient
 from paceline._torch.residuals import ResidualSteps
@@ -23,36 +23,41 @@ _live = weakref.WeakSet()
 
 
 class Flight:
-    """One bucket: its parameters with views of their gradients, and what is to become of them."""
+    """One bucket: its parameters with views of their gradients, and what is to become of them.
 
-    __slots__ = ("arrived", "buffer", "gradients", "handle", "index", "layout", "updates")
+    operation: what the carrier calls it, None until it is sent. arrived: the host knows that it has. updates: asked for
+    and not made. changed: parameters that updates have changed and nobody has asked for since.
+    """
+
+    __slots__ = ("arrived", "buffer", "changed", "gradients", "index", "layout", "operation", "updated", "updates")
 
     def __init__(self, bucket, layout):
         self.index = bucket.index()
         self.buffer = bucket.buffer()
         self.layout = layout
         self.gradients = list(zip(bucket.parameters(), bucket.gradients()))
-        self.handle = None
+        self.operation = None
         self.arrived = False
         self.updates = []
+        self.changed = []
+        self.updated = None  # the carrier's: when the updates are through
 
 
 class Overlap:
-    """One DDP model's. carrier: how buckets travel (carriers.py, cuda_overlap.py)."""
+    """One DDP model's. carrier: how buckets travel (carriers.py); names: of parameters, by id, for messages."""
 
     def __init__(self, ddp, carrier, names):
         self.carrier = carrier
         self.error = None
+        self.order = BucketOrder(carrier)
         self._names = names
-        self._ddp = weakref.ref(ddp)
         self._owners = {}
         self._placeholders = {}
         self._flights = []
-        self._open = 0
+        self._under_way = 0
         self._finite = True
         self._stepped = []
         self._lock = threading.RLock()
-        self._order = bucket_order.Learned(carrier)
         self.reads = ModuleReads(ddp.module, self.want, self.finish_updates)
         ddp.register_forward_pre_hook(self._before_forward)
         ddp.register_forward_hook(self._after_forward)
@@ -64,33 +69,37 @@ class Overlap:
     def own(self, optimizer, parameters):
         """`optimizer` updates these parameters from now on."""
         for parameter in parameters:
-            self._owners[id(parameter)] = optimizer
+            self._owners[id(parameter)] = weakref.ref(optimizer)
 
     # --- the backward pass ------------------------------------------------------------------------------------------
 
     def take(self, bucket):
-        """The hook: submits the bucket, or holds it back for its turn. Returns a future that is complete."""
+        """The hook: sends the bucket, or holds it back for its turn. Returns a future that is complete."""
         if bucket.index() == 0:
-            self.settle()  # a backward pass that raised, or one without a forward pass of this model
-            self._order.begin()
+            self.settle()  # what a backward pass that raised has left behind
+            self.order.begin()
         if bucket.is_last():
             self._when_backward_ends(self._backward_ended)
         if bucket.buffer().layout != torch.strided:
             return self.carrier.average_as_torch_does(bucket.buffer())  # DDP waits for it
         flight = Flight(bucket, self.carrier.layout(bucket))
         self._flights.append(flight)
-        self._order.ready(flight)
-        for one in self._order.to_send(bucket.is_last()):
+        if self.carrier.carries(flight.buffer):
+            self.order.ready(flight)
+        else:
+            self.carrier.average_in_place(flight.buffer)
+            flight.arrived = True
+        for one in self.order.to_send(bucket.is_last()):
             self._send(one)
         return self.carrier.completed(flight.buffer)
 
     def _send(self, flight):
-        ResidualSteps.submitted(self.carrier.steps, self._open == 0)
-        self._open += 1
+        ResidualSteps.submitted(self.carrier.steps, self._under_way == 0)
+        self._under_way += 1
         try:
-            flight.handle = self.carrier.submit(flight)
+            flight.operation = self.carrier.submit(flight)
         except BaseException:
-            self._open -= 1
+            self._under_way -= 1
             ResidualSteps.ended(self.carrier.steps, True)
             raise
 
@@ -101,19 +110,21 @@ class Overlap:
 
     def _backward_ended(self):
         for flight in self._flights:
-            foreign = False
-            for parameter, _ in flight.gradients:
+            foreign = []
+            for parameter, gradient in flight.gradients:
                 if parameter.grad is None:
                     continue  # unused on every rank
-                if id(parameter) in self._owners:
+                if self._owner(parameter) is not None:
                     parameter.grad = self._placeholder(parameter)
                 else:
-                    foreign = True
+                    foreign.append((parameter, gradient))
             if foreign:  # an optimizer that is none of ours steps next
                 self._arrive(flight)
-                for parameter, gradient in flight.gradients:
-                    if parameter.grad is not None and id(parameter) not in self._owners:
-                        parameter.grad = gradient
+                self._hand_out(flight, foreign)
+
+    def _owner(self, parameter):
+        owner = self._owners.get(id(parameter))
+        return None if owner is None else owner()
 
     def _placeholder(self, parameter):
         found = self._placeholders.get(id(parameter))
@@ -121,6 +132,12 @@ class Overlap:
             name = self._names.get(id(parameter), "?")
             found = self._placeholders[id(parameter)] = PendingGradient.of(parameter, name)
         return found
+
+    def _hand_out(self, flight, pairs):
+        """These gradients are in hand from now on, on the stream that asks."""
+        self.carrier.use_gradients(flight)
+        for parameter, gradient in pairs:
+            parameter.grad = gradient
 
     # --- the optimizer's step -----------------------------------------------------------------------------------------
 
@@ -132,31 +149,31 @@ class Overlap:
     def request(self, optimizer, update):
         """The optimizer steps: update([(parameter, gradient), …]) is called for each bucket once it has arrived."""
         self._raise_error()
-        mine = False
-        for flight in self._flights:
-            chosen = [(p, g) for p, g in flight.gradients if self._owners.get(id(p)) is optimizer and self.pending(p)]
-            if not chosen:
-                continue
-            mine = True
-            flight.updates.append((update, chosen))
-            for parameter, _ in chosen:
-                self.reads.pending[id(parameter)] = flight
-        if mine:
-            self._stepped.append(optimizer)
+        self.carrier.check_optimizer(optimizer)
+        found = [(flight, self._pending_of(flight, optimizer)) for flight in self._flights]
+        found = [(flight, chosen) for flight, chosen in found if chosen]
+        if not found:
+            return
+        self.carrier.requested()
+        self._stepped.append(optimizer)
         with self._lock:
+            for flight, chosen in found:
+                flight.updates.append((update, chosen))
+                for parameter, _ in chosen:
+                    self.reads.pending[id(parameter)] = flight
             self._update_what_is_there()
+
+    def _pending_of(self, flight, optimizer):
+        return [(p, g) for p, g in flight.gradients if self._owner(p) is optimizer and self.pending(p)]
 
     def gradients_in_hand(self, optimizer):
         """Waits for the optimizer's gradients: requested updates are made, the others' .grad are real then."""
-        self._raise_error()
         self.finish_updates()
         for flight in self._flights:
-            chosen = [(p, g) for p, g in flight.gradients if self._owners.get(id(p)) is optimizer and self.pending(p)]
+            chosen = self._pending_of(flight, optimizer)
             if chosen:
                 self._arrive(flight)
-                self.carrier.use_gradients()
-                for parameter, gradient in chosen:
-                    parameter.grad = gradient
+                self._hand_out(flight, chosen)
 
     def settle(self):
         """Waits for everything under way and carries it out; afterwards buckets may be written again."""
@@ -164,13 +181,12 @@ class Overlap:
             return
         self.finish_updates()
         for flight in self._flights:
-            if flight.handle is None:
+            if flight.operation is None and not flight.arrived:
                 continue  # of a backward pass that raised: never sent
             self._arrive(flight)
-            for parameter, gradient in flight.gradients:
-                if self.pending(parameter):
-                    self.carrier.use_gradients()
-                    parameter.grad = gradient
+            left = [(p, g) for p, g in flight.gradients if self.pending(p)]
+            if left:
+                self._hand_out(flight, left)
         self._flights = []
         stepped, self._stepped = self._stepped, []
         for optimizer in stepped:
@@ -185,40 +201,45 @@ class Overlap:
             if flight is None:
                 return
             self._raise_error()
-            self._order.wanted(flight)
-            if not flight.arrived and not self.carrier.there(flight.handle):
-                self._update_what_is_there(until=flight)
-            if flight.updates:
-                self._arrive(flight)
-                self._update(flight)
+            self.order.wanted(flight)
+            if flight.updates and not flight.arrived and not self.carrier.there(flight.operation):
+                self._update_what_is_there(until=flight)  # rather than wait idly
+            self._make_usable(flight)
+
+    def finish_updates(self):
+        """Carries out all updates that were asked for."""
+        self._raise_error()
+        with self._lock:
+            for flight in self._flights:
+                if flight.updates or flight.changed:
+                    self._make_usable(flight)
+
+    def _make_usable(self, flight):
+        if flight.updates:
+            self._arrive(flight)
+            self._update(flight)
+        self.carrier.use_updates(flight)
+        changed, flight.changed = flight.changed, []
+        for parameter, gradient in changed:
+            self.reads.pending.pop(id(parameter), None)
+            if self.pending(parameter):
+                parameter.grad = gradient
 
     def _update_what_is_there(self, until=None):
         """Carries out updates whose gradients have arrived; stops once `until` has."""
         for flight in reversed(self._flights):
-            if until is not None and self.carrier.there(until.handle):
+            if until is not None and self.carrier.there(until.operation):
                 return
-            if flight.updates and (flight.arrived or self.carrier.there(flight.handle)):
+            if flight.updates and (flight.arrived or self.carrier.there(flight.operation)):
                 self._arrive(flight)
                 self._update(flight)
-
-    def finish_updates(self):
-        """Carries out all updates that were asked for."""
-        with self._lock:
-            for flight in self._flights:
-                if flight.updates:
-                    self._raise_error()
-                    self._arrive(flight)
-                    self._update(flight)
 
     def _update(self, flight):
         updates, flight.updates = flight.updates, []
         with self.carrier.updating(flight):
             for update, chosen in updates:
                 update(chosen)
-                for parameter, gradient in chosen:
-                    self.reads.pending.pop(id(parameter), None)
-                    if self.pending(parameter):
-                        parameter.grad = gradient
+                flight.changed += chosen
 
     def _arrive(self, flight):
         """Waits for the bucket. What fails stays failed: every later wait raises it again."""
@@ -226,19 +247,18 @@ class Overlap:
             return
         self._raise_error()
         try:
-            finite = self.carrier.wait(flight.handle)
+            finite = self.carrier.wait(flight.operation)
         except PacelineError as error:
             self.error = error
             self._ended()
             raise
         flight.arrived = True
         self._finite = self._finite and finite
-        self._order.arrived(flight)
-        if self._open and all(one.arrived for one in self._flights):
+        if self._under_way and all(one.arrived for one in self._flights):
             self._ended()
 
     def _ended(self):
-        count, self._open = self._open, 0
+        count, self._under_way = self._under_way, 0
         finite, self._finite = self._finite, True
         ResidualSteps.ended(self.carrier.steps, finite, count)
 
@@ -259,10 +279,14 @@ class Overlap:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def end(self):
-        """Carries out what is under way, then lets go of the modules. Returns the error that was met, or None."""
+        """Carries out what is under way and lets go of the modules. Returns an error that nobody has seen, or None."""
         known = self.error
         with contextlib.suppress(PacelineError):
             self.settle()
+        for flight in self._flights:
+            for parameter, _ in flight.gradients:
+                if self.pending(parameter):
+                    parameter.grad = None
         self._flights = []
         self.reads.pending.clear()
         self.reads.stop()
@@ -283,8 +307,10 @@ class _NotThere:
         pass
 
 
-def every():
-    return list(_live)
+def end_all(process_group=None):
+    """The communicators of a process group (None: of all) are about to end. Returns the errors that nobody has seen."""
+    over = [one for one in list(_live) if process_group is None or one.carrier.process_group is process_group]
+    return [error for error in (one.end() for one in over) if error is not None]
 
 
 def refuse_join():

@@ -92,6 +92,8 @@ class ResidualSteps:
 def read_state(attachment, all_ranks):
     """See paceline.torch.residual_state_dict."""
     endpoint = attachment.endpoint
+    if attachment.overlap is not None:
+        attachment.overlap.settle()
     endpoint.steps.commit()
     residuals = {}
     for name, parameter, key in attachment.keyed_parameters():
@@ -121,6 +123,8 @@ def write_state(attachment, state):
             raise InvalidArgumentError(
                 f"residual of '{name}' has shape {list(residual.shape)}, the parameter {list(parameter.shape)}"
             )
+    if attachment.overlap is not None:
+        attachment.overlap.settle()
     endpoint.steps.commit()
     for name, residual in residuals.items():
         dense = residual.detach().to(device="cpu", dtype=torch.float32).contiguous()

@@ -1,0 +1,95 @@
+"""How the buckets of an overlapped CUDA model travel: in stream order, with the host as the gate before each update.
+
+The kernels of an update are enqueued on a stream of their own, behind the stream's wait for the bucket, once the host
+knows that the bucket has come over the network: what a fault leaves half received meets no optimizer. The stream that
+computes the forward pass waits, on the device, for the updates of the layer that it comes to.
+"""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from paceline._torch.carriers import Carrier
+from paceline.errors import PacelineError
+
+
+class CudaCarrier(Carrier):
+    def __init__(self, attachment):
+        super().__init__(attachment)
+        self.device = attachment.endpoint.device
+        self._updates = torch.cuda.Stream(self.device)
+        self._asked = None
+
+    def carries(self, buffer):
+        return self._attachment.carries(buffer)
+
+    def layout(self, bucket):
+        return self._attachment.encoded_layout(bucket)
+
+    def average_in_place(self, buffer):
+        """Types that the path does not take: torch's all-reduce, in stream order."""
+        dist.all_reduce(buffer, group=self.process_group)
+        buffer.div_(self._attachment.endpoint.size)
+
+    def completed(self, buffer):
+        future = Future(devices=[self.device])
+        future.set_result(buffer)
+        return future
+
+    def there(self, operation):
+        return self._communicator.arrived(operation)
+
+    def wait(self, operation):
+        """Blocks the host until the bucket has come over the network; see Carrier."""
+        try:
+            return self._communicator.wait_operation(operation)
+        except PacelineError as error:
+            self.steps.failed(error)
+            raise
+
+    def reduce_now(self, buffer):
+        stream = torch.cuda.current_stream(self.device)
+        operation = self._attachment.submit(buffer, None, b"probe of the order of buckets")
+        self._communicator.wait_operation(operation)
+        self._communicator.join(operation, stream.cuda_stream)
+        stream.synchronize()
+
+    def requested(self):
+        """Updates come after all that the current stream holds by now: it may still read the parameters."""
+        self._asked = torch.cuda.current_stream(self.device).record_event()
+
+    @contextlib.contextmanager
+    def updating(self, flight):
+        """What is enqueued inside changes the flight's parameters."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.autocast("cuda", enabled=False))
+            stack.enter_context(torch.cuda.stream(self._updates))
+            self._updates.wait_event(self._asked)
+            if flight.operation is not None:
+                self._communicator.join(flight.operation, self._updates.cuda_stream)
+            yield
+            flight.updated = self._updates.record_event()
+
+    def use_gradients(self, flight):
+        """The current stream may read the bucket from here on."""
+        if flight.operation is not None:
+            stream = torch.cuda.current_stream(self.device)
+            self._communicator.join(flight.operation, stream.cuda_stream)
+
+    def use_updates(self, flight):
+        """The current stream may read the parameters from here on."""
+        if flight.updated is not None:
+            torch.cuda.current_stream(self.device).wait_event(flight.updated)
+
+    def mark(self):
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def seconds(self, start, end):
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
