@@ -6,6 +6,8 @@ parameters; that dict tells before it answers.
 """
 
 import collections
+import copy
+import functools
 
 import torch
 
@@ -47,8 +49,6 @@ class _Telling:
         return self._plain, (list(self.items()),)
 
     def __deepcopy__(self, memo):
-        import copy
-
         return self._plain((name, copy.deepcopy(parameter, memo)) for name, parameter in self.items())
 
 
@@ -104,20 +104,20 @@ class ModuleReads:
         telling = kind(module._parameters)
         telling.reads = self
         module.__dict__["_parameters"] = telling
-        self._hooks.append(module.register_forward_pre_hook(self._before_forward))
-
-    def _before_forward(self, module, _args):
-        if not self.pending or _compiling():
-            return  # a compiled region's guards look at its parameters before it runs
-        for parameter in module._parameters.values():  # tells
-            del parameter
+        self._hooks.append(module.register_forward_pre_hook(functools.partial(_before_forward, self)))
 
 
 class _NobodyListens:
     """What copies of a module have in a ModuleReads' place."""
 
-    def _before_forward(self, _module, _args):
-        pass
+    pending = ()
+
+
+def _before_forward(reads, module, _args):
+    if not reads.pending or _compiling():
+        return  # a compiled region's guards look at its parameters before it runs
+    for parameter in module._parameters.values():  # tells
+        del parameter
 
 
 def _is_compiled(module):

@@ -8,6 +8,7 @@ whose gradient had not arrived.
 """
 
 import contextlib
+import functools
 import threading
 import weakref
 
@@ -20,6 +21,8 @@ from paceline._torch.residuals import ResidualSteps
 from paceline.errors import PacelineError, UnsupportedError
 
 _live = weakref.WeakSet()
+#: An update must not become part of a compiled forward pass.
+_eager = getattr(torch, "_disable_dynamo", lambda function: function)
 
 
 class Flight:
@@ -49,8 +52,10 @@ class Overlap:
     def __init__(self, ddp, carrier, names):
         self.carrier = carrier
         self.error = None
+        self.taken = 0  # buckets so far
         self.order = BucketOrder(carrier)
         self._names = names
+        self._views = ddp.gradient_as_bucket_view
         self._owners = {}
         self._placeholders = {}
         self._flights = []
@@ -59,8 +64,8 @@ class Overlap:
         self._stepped = []
         self._lock = threading.RLock()
         self.reads = ModuleReads(ddp.module, self.want, self.finish_updates)
-        ddp.register_forward_pre_hook(self._before_forward)
-        ddp.register_forward_hook(self._after_forward)
+        ddp.register_forward_pre_hook(functools.partial(_before_forward, self))
+        ddp.register_forward_hook(functools.partial(_after_forward, self))
         unused = ddp.find_unused_parameters or getattr(ddp, "static_graph", False)
         if not unused and hasattr(ddp.reducer, "_set_optimizer_in_backward"):
             ddp.reducer._set_optimizer_in_backward()  # DDP need not copy buckets that are under way to .grad
@@ -82,6 +87,7 @@ class Overlap:
             self._when_backward_ends(self._backward_ended)
         if bucket.buffer().layout != torch.strided:
             return self.carrier.average_as_torch_does(bucket.buffer())  # DDP waits for it
+        self.taken += 1
         flight = Flight(bucket, self.carrier.layout(bucket))
         self._flights.append(flight)
         if self.carrier.carries(flight.buffer):
@@ -137,7 +143,11 @@ class Overlap:
         """These gradients are in hand from now on, on the stream that asks."""
         self.carrier.use_gradients(flight)
         for parameter, gradient in pairs:
-            parameter.grad = gradient
+            parameter.grad = self._for_the_script(gradient)
+
+    def _for_the_script(self, gradient):
+        """What DDP would have put into .grad: the bucket's own memory only where the script asked for that."""
+        return gradient if self._views else gradient.clone()
 
     # --- the optimizer's step -----------------------------------------------------------------------------------------
 
@@ -194,6 +204,7 @@ class Overlap:
 
     # --- reads --------------------------------------------------------------------------------------------------------
 
+    @_eager
     def want(self, parameter):
         """The parameter is about to be read."""
         with self._lock:
@@ -206,6 +217,7 @@ class Overlap:
                 self._update_what_is_there(until=flight)  # rather than wait idly
             self._make_usable(flight)
 
+    @_eager
     def finish_updates(self):
         """Carries out all updates that were asked for."""
         self._raise_error()
@@ -223,7 +235,7 @@ class Overlap:
         for parameter, gradient in changed:
             self.reads.pending.pop(id(parameter), None)
             if self.pending(parameter):
-                parameter.grad = gradient
+                parameter.grad = self._for_the_script(gradient)
 
     def _update_what_is_there(self, until=None):
         """Carries out updates whose gradients have arrived; stops once `until` has."""
@@ -268,11 +280,13 @@ class Overlap:
 
     # --- DDP's forward pass -----------------------------------------------------------------------------------------
 
-    def _before_forward(self, _ddp, _inputs):
+    @_eager
+    def before_forward(self):
         self._raise_error()
         self.reads.before_model()
 
-    def _after_forward(self, _ddp, _inputs, _output):
+    @_eager
+    def after_forward(self):
         if torch.is_grad_enabled():
             self.settle()
 
@@ -300,11 +314,18 @@ class Overlap:
 class _NotThere:
     """What copies of a model have in an Overlap's place."""
 
-    def _before_forward(self, _ddp, _inputs):
+    def before_forward(self):
         pass
 
-    def _after_forward(self, _ddp, _inputs, _output):
-        pass
+    after_forward = before_forward
+
+
+def _before_forward(overlap, _ddp, _inputs):
+    overlap.before_forward()
+
+
+def _after_forward(overlap, _ddp, _inputs, _output):
+    overlap.after_forward()
 
 
 def end_all(process_group=None):
