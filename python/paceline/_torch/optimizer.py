@@ -6,6 +6,7 @@ same state and this bucket's parameters, so it is the update that a plain step()
 """
 
 import contextlib
+import inspect
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,8 @@ from paceline.errors import InvalidArgumentError, UnsupportedError
 #: torch's optimizers that update each parameter by itself: which are updated together changes nothing.
 _BY_PARAMETER = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD")
 _BY_PARAMETER += ("Adafactor", "Muon")
+#: zero_grad()'s default: torch 2's is another than torch 1's.
+_SET_TO_NONE = inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default
 _classes = {}
 
 
@@ -185,7 +188,7 @@ class _Overlapped(_Distributed):
         for one in self._paceline_overlaps:
             one.gradients_in_hand(self)
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, set_to_none=_SET_TO_NONE):
         if not set_to_none:
             for group in self.param_groups:
                 for parameter in group["params"]:

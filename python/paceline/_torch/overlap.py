@@ -147,7 +147,8 @@ class Overlap:
 
     def _for_the_script(self, gradient):
         """What DDP would have put into .grad: the bucket's own memory only where the script asked for that."""
-        return gradient if self._views else gradient.clone()
+        with torch.inference_mode(False):  # a read may come from anywhere
+            return gradient if self._views else gradient.clone()
 
     # --- the optimizer's step -----------------------------------------------------------------------------------------
 
