@@ -36,10 +36,8 @@ Status Path::enqueue_out(Job& job) {
     PACELINE_CUDA_CALL(api_, stream_wait_event, out_, all_copied_, 0);
   }
   PACELINE_CUDA_CALL(api_, memset_d8_async, job.report, 0, sizeof(uint32_t), out_);
-  if (shape_.local_size > 1) {
-    if (job.residuals) PACELINE_RETURN_IF_ERROR(hand_over(job));
-    PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
-  }
+  if (job.residuals) PACELINE_RETURN_IF_ERROR(hand_over(job));
+  if (shape_.local_size > 1) PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
   if (o.tenant > pump_->retired())
     PACELINE_CUDA_CALL(api_, stream_wait_value32, copy_, Flags::address(flags_.retired()),
                        static_cast<uint32_t>(o.tenant), cu::kWaitValueGeq);
@@ -63,18 +61,38 @@ std::vector<ResidualRange> Path::ranges_of(const Job& job, Span span) {
   return ranges;
 }
 
-// Another cut of the buckets (DDP rebuilds them once) makes other ranks of the node owners of what this rank has residuals
-// of. They go with this rank's gradient: the node adds it up, and the new owner encodes the sum.
+// Another cut of the buckets (DDP rebuilds them once) makes other ranks the owners of what this rank has residuals of. They
+// go with this rank's gradient: the node adds it up, and the new owner encodes the sum. Residuals of sums (int8, two hops)
+// go the same way: what a node has added up and not sent may come from any of its ranks' gradients.
 Status Path::hand_over(Job& job) {
   const auto& plan = *job.operation->plan;
-  std::vector<Residuals::Parting> partings;
   const uint64_t own_end = plan.own.first + plan.own.elements;
-  for (const Span away : {Span{0, plan.own.first}, Span{own_end, plan.request.count - own_end}}) {
+  std::vector<Span> away = {{0, plan.own.first}, {own_end, plan.request.count - own_end}};
+  PACELINE_RETURN_IF_ERROR(hand_over(job, *residuals_, away));
+  if (!sum_residuals_->ready()) return Status::ok();
+  uint64_t at = 0;
+  away.clear();
+  for (size_t i = 0; plan.hops == 2 && i < plan.pieces.size(); ++i) {
+    const Span part = plan.part(plan.pieces[i], shape_.node);
+    away.push_back({at, part.first - at});
+    at = part.first + part.elements;
+  }
+  away.push_back({at, plan.request.count - at});
+  return hand_over(job, *sum_residuals_, away);
+}
+
+Status Path::hand_over(Job& job, Residuals& from, std::span<const Span> away) {
+  std::vector<Residuals::Parting> partings;
+  for (const Span span : away) {
+    if (span.elements == 0) continue;
     partings.clear();
-    residuals_->release(ranges_of(job, away), partings);
+    from.release(ranges_of(job, span), partings);
+    // Sums are written on the lanes; the last commit came after all of them.
+    if (!partings.empty() && &from == sum_residuals_.get())
+      PACELINE_CUDA_CALL(api_, stream_wait_event, out_, committed_, 0);
     for (const auto& p : partings) {
       for (uint64_t done = 0; done < p.elements; done += kHandOverElements)
-        PACELINE_RETURN_IF_ERROR(add_to_gradient(job, away.first + p.at + done,
+        PACELINE_RETURN_IF_ERROR(add_to_gradient(job, span.first + p.at + done,
                                                  p.values + done * sizeof(float),
                                                  std::min(kHandOverElements, p.elements - done)));
     }

@@ -108,16 +108,17 @@ Status Path::allocate_residuals(bool velocity, bool of_sums) {
   auto fresh = std::make_unique<DeviceObjects>(api_);
   PACELINE_ASSIGN(auto planes, make_planes(*fresh, mine + mine / 64 + kSlack, velocity));
   PACELINE_RETURN_IF_ERROR(residuals_->use(planes));
-  if (shape_.local_size > 1) {  // the only rank of a node owns all
+  const bool sums = shape_.nodes > 2 && of_sums;
+  if (shape_.local_size > 1 || sums) {  // else the only rank of a node owns all of what it encodes
     constexpr uint64_t kBytes = kHandOverElements * sizeof(float);
     PACELINE_ASSIGN(const auto memory, fresh->memory(hand_over_memory_.size() * kBytes,
                                                      "residuals that change their owner"));
     for (size_t i = 0; i < hand_over_memory_.size(); ++i)
       hand_over_memory_[i] = memory + i * kBytes;
   }
-  if (shape_.nodes > 2 && of_sums) {
-    const uint64_t sums = mine / static_cast<uint64_t>(shape_.nodes);
-    PACELINE_ASSIGN(auto more, make_planes(*fresh, sums + sums / 2 + kSlack, false));
+  if (sums) {
+    const uint64_t parts = mine / static_cast<uint64_t>(shape_.nodes);
+    PACELINE_ASSIGN(auto more, make_planes(*fresh, parts + parts / 2 + kSlack, false));
     PACELINE_RETURN_IF_ERROR(sum_residuals_->use(more));
   }
   for (auto* stream : {out_, gather_})

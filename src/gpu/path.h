@@ -156,6 +156,7 @@ class Path {
   Status enqueue_back(Job& job, size_t index);
   Status enqueue_end(Job& job);
   Status hand_over(Job& job);
+  Status hand_over(Job& job, Residuals& from, std::span<const Span> away);
   Status add_to_gradient(Job& job, uint64_t first, cu::DevicePtr residual, uint64_t elements);
   Status encode_part(Job& job, Span span, cu::DevicePtr to);
   static std::vector<ResidualRange> ranges_of(const Job& job, Span span);
