@@ -1,4 +1,4 @@
-/* The C ABI of the path for CUDA tensors (libpaceline_cuda.so): gradients go device → pinned memory → wire → device,
+/* The C ABI of the path for CUDA tensors (libpaceline_cuda.so): they go device → pinned memory → wire → device,
  * ordered by streams. The conventions of comm.h hold: structs begin with their size, functions return a paceline_code,
  * paceline_cuda_error() explains the last failure.
  *
@@ -27,6 +27,7 @@ typedef struct paceline_cuda_options {
   int32_t lanes;            /* 0: what the settings say */
   uint64_t piece_bytes;     /* of gradient per pipelined piece; 0: what the settings say */
   const char* nccl_library; /* NULL: the one loaded in the process, else libnccl.so.2 */
+  uint64_t pinned_bytes;    /* for encodings under way, at least; 0: 32 MiB */
 } paceline_cuda_options;
 
 typedef struct paceline_cuda_args {
@@ -42,7 +43,29 @@ typedef struct paceline_cuda_args {
   size_t segment_count;
   void* stream; /* the stream on which `data` is produced */
   const char* name;
+  double factor; /* multiplied into every rank's values; 0: 1 */
 } paceline_cuda_args;
+
+/* Reduce-scatter: `input` has a block of `count` elements for every rank, in their order, `output` is one. All-gather: the
+ * other way round; `input` may be this rank's block of `output`. Broadcast: `output` is the buffer, `input` is not used.
+ * Otherwise input and output must not overlap. Any alignment, any dtype that is only moved. */
+typedef struct paceline_cuda_collective_args {
+  size_t struct_size;
+  int32_t collective; /* comm.h's: broadcast, all-gather, reduce-scatter */
+  int32_t dtype;      /* reduce-scatter: float32, float16, bfloat16 */
+  int32_t reduce_op;  /* reduce-scatter: sum or average */
+  int32_t codec;      /* reduce-scatter of float32 between the nodes: 0 none, 1 fp16, 2 bf16 */
+  int32_t root;       /* broadcast */
+  const void* input;
+  void* output;
+  uint64_t count; /* elements of a rank's block; broadcast: of the buffer */
+  double factor;  /* reduce-scatter: multiplied into every rank's values; 0: 1 */
+  void*
+      scratch; /* paceline_cuda_scratch() bytes of device memory, aligned to 256; the operation's until it ends */
+  uint64_t scratch_bytes;
+  void* stream; /* the stream on which the buffers are ready */
+  const char* name;
+} paceline_cuda_collective_args;
 
 typedef struct paceline_cuda_stats {
   size_t struct_size;
@@ -67,6 +90,15 @@ PACELINE_API paceline_code paceline_cuda_reserve(paceline_cuda* cuda, uint64_t b
 PACELINE_API paceline_code paceline_cuda_all_reduce(paceline_cuda* cuda,
                                                     const paceline_cuda_args* args,
                                                     paceline_op* op);
+/* The others, with the same terms: not to be called on ranks whose order is not that of their nodes (all-gather,
+ * reduce-scatter: PACELINE_UNSUPPORTED there). */
+PACELINE_API paceline_code paceline_cuda_collective(paceline_cuda* cuda,
+                                                    const paceline_cuda_collective_args* args,
+                                                    paceline_op* op);
+/* Bytes of scratch that these arguments need (scratch itself is not looked at). */
+PACELINE_API paceline_code paceline_cuda_scratch(const paceline_cuda* cuda,
+                                                 const paceline_cuda_collective_args* args,
+                                                 uint64_t* bytes);
 /* Makes `stream` wait (on the device) for the operation. */
 PACELINE_API paceline_code paceline_cuda_join(paceline_cuda* cuda, paceline_op op, void* stream);
 /* Blocks the host until everything submitted has come over the network, or has failed: called before an optimizer's

@@ -1,4 +1,4 @@
-"""Finds libpaceline_cuda.so and declares include/paceline/cuda.h: all-reduce of CUDA tensors, ordered by streams.
+"""Finds libpaceline_cuda.so and declares include/paceline/cuda.h: collectives on CUDA tensors, ordered by streams.
 
 Pointers, counts and stream handles, no framework. The library lies beside libpaceline.so; it loads without a GPU and
 says through :func:`missing` what a machine lacks.
@@ -26,6 +26,7 @@ class CudaOptions(_library._Sized):
         ("lanes", c_int32),
         ("piece_bytes", c_uint64),
         ("nccl_library", c_char_p),
+        ("pinned_bytes", c_uint64),
     ]
 
 
@@ -41,6 +42,26 @@ class CudaArgs(_library._Sized):
         ("momentum", c_double),
         ("segments", POINTER(_library.Segment)),
         ("segment_count", c_size_t),
+        ("stream", c_void_p),
+        ("name", c_char_p),
+        ("factor", c_double),
+    ]
+
+
+class CudaCollectiveArgs(_library._Sized):
+    _fields_ = [  # noqa: RUF012
+        ("struct_size", c_size_t),
+        ("collective", c_int32),
+        ("dtype", c_int32),
+        ("reduce_op", c_int32),
+        ("codec", c_int32),
+        ("root", c_int32),
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("count", c_uint64),
+        ("factor", c_double),
+        ("scratch", c_void_p),
+        ("scratch_bytes", c_uint64),
         ("stream", c_void_p),
         ("name", c_char_p),
     ]
@@ -64,6 +85,8 @@ PROTOTYPES = {
     "paceline_cuda_create": (_CODE, [c_void_p, POINTER(CudaOptions), POINTER(_CUDA)]),
     "paceline_cuda_reserve": (_CODE, [_CUDA, c_uint64, c_uint64]),
     "paceline_cuda_all_reduce": (_CODE, [_CUDA, POINTER(CudaArgs), POINTER(c_uint64)]),
+    "paceline_cuda_collective": (_CODE, [_CUDA, POINTER(CudaCollectiveArgs), POINTER(c_uint64)]),
+    "paceline_cuda_scratch": (_CODE, [_CUDA, POINTER(CudaCollectiveArgs), POINTER(c_uint64)]),
     "paceline_cuda_join": (_CODE, [_CUDA, c_uint64, c_void_p]),
     "paceline_cuda_wait_arrival": (_CODE, [_CUDA, c_double, POINTER(c_int32)]),
     "paceline_cuda_wait_operation": (_CODE, [_CUDA, c_uint64, c_double, POINTER(c_int32)]),
@@ -127,14 +150,14 @@ def missing():
 
 
 class CudaCommunicator:
-    """All-reduce of device memory over the ranks of a :class:`paceline.Communicator`, which it takes over.
+    """Collectives on device memory over the ranks of a :class:`paceline.Communicator`, which it takes over.
 
     Creation is collective and blocks; all ranks submit the same operations in the same order, from one thread at a
     time. lanes, piece_bytes: 0 is what the settings say. nccl: path of NCCL's library, or None for the one in the
-    process. Raises a PacelineError named by the failure.
+    process. pinned: bytes of host memory for what is under way, at least. Raises a PacelineError named by the failure.
     """
 
-    def __init__(self, communicator, device, lanes=0, piece_bytes=0, nccl=None):
+    def __init__(self, communicator, device, lanes=0, piece_bytes=0, nccl=None, pinned=0):
         self._library = load()
         self._handle = None
         self._lock = threading.Lock()
@@ -142,7 +165,11 @@ class CudaCommunicator:
         self.communicator = communicator
         self.device = device
         options = CudaOptions(
-            device=device, lanes=lanes, piece_bytes=piece_bytes, nccl_library=nccl.encode() if nccl else None
+            device=device,
+            lanes=lanes,
+            piece_bytes=piece_bytes,
+            nccl_library=nccl.encode() if nccl else None,
+            pinned_bytes=pinned,
         )
         handle = c_void_p()
         code = self._library.paceline_cuda_create(communicator._open_handle(), byref(options), byref(handle))
@@ -181,11 +208,13 @@ class CudaCommunicator:
         momentum=0.0,
         segments=None,
         name=b"",
+        factor=1.0,
     ):
         """Enqueues the reduction in place of `count` elements at `pointer`, after what `stream` holds by now.
 
         Returns the operation at once; the data may be used again on a stream that has passed :meth:`join`.
-        segments: an array made by communicator.segment_array(), kept alive by the caller; name: bytes, for messages.
+        segments: an array made by communicator.segment_array(), kept alive by the caller; name: bytes, for messages;
+        factor: multiplied into every rank's values.
         """
         args = CudaArgs(
             data=pointer,
@@ -197,6 +226,7 @@ class CudaCommunicator:
             momentum=momentum,
             stream=stream,
             name=name,
+            factor=factor,
         )
         if segments is not None:
             args.segments = segments
@@ -204,6 +234,18 @@ class CudaCommunicator:
         op = c_uint64()
         self._check(self._library.paceline_cuda_all_reduce(self._open(), byref(args), byref(op)))
         return op.value
+
+    def collective(self, arguments):
+        """Enqueues a reduce-scatter, all-gather or broadcast: :class:`CudaCollectiveArgs`. Returns the operation."""
+        op = c_uint64()
+        self._check(self._library.paceline_cuda_collective(self._open(), byref(arguments), byref(op)))
+        return op.value
+
+    def scratch(self, arguments):
+        """Bytes of device memory that such a call needs beside its buffers."""
+        size = c_uint64()
+        self._check(self._library.paceline_cuda_scratch(self._open(), byref(arguments), byref(size)))
+        return size.value
 
     def join(self, op, stream):
         """`stream` waits, on the device, for the operation."""

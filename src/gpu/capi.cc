@@ -85,9 +85,54 @@ Status create(paceline_comm* comm, const paceline_cuda_options& o, paceline_cuda
   options.lanes = o.lanes;
   options.piece_bytes = o.piece_bytes;
   options.nccl_library = o.nccl_library == nullptr ? "" : o.nccl_library;
+  if (o.pinned_bytes > 0) options.least_host_bytes = o.pinned_bytes;
   PACELINE_ASSIGN(auto path, gpu::Path::create(drivers, comm, options));
   *out = new paceline_cuda{std::move(path), getpid()};
   return Status::ok();
+}
+
+Status average_of(int32_t reduce_op, bool& average) {
+  average = reduce_op == static_cast<int>(ReduceOp::kAverage);
+  if (average || reduce_op == static_cast<int>(ReduceOp::kSum)) return Status::ok();
+  return {Code::kUnsupported,
+          "CUDA tensors are reduced by sum or average; use torch's NCCL for others"};
+}
+
+Result<gpu::Collective> collective_of(const paceline_cuda_collective_args* args) {
+  paceline_cuda_collective_args a{};
+  if (!take_struct(args, a)) return invalid("the arguments are null or lack their struct_size");
+  gpu::Collective c;
+  switch (a.collective) {
+    case 1:
+      c.kind = gpu::PathKind::kBroadcast;
+      break;
+    case 2:
+      c.kind = gpu::PathKind::kAllGather;
+      break;
+    case 3:
+      c.kind = gpu::PathKind::kReduceScatter;
+      break;
+    default:
+      return Status(Code::kUnsupported,
+                    fmt::format("collective {} is not offered for CUDA tensors: 1 broadcast, 2 "
+                                "all-gather and 3 reduce-scatter are",
+                                a.collective));
+  }
+  if (a.dtype < 0 || a.dtype >= kDTypeCount) return invalid("there is no such dtype");
+  if (c.kind == gpu::PathKind::kReduceScatter)
+    PACELINE_RETURN_IF_ERROR(average_of(a.reduce_op, c.average));
+  c.input = reinterpret_cast<uint64_t>(a.input);
+  c.output = reinterpret_cast<uint64_t>(a.output);
+  c.count = a.count;
+  c.dtype = static_cast<DType>(a.dtype);
+  c.factor = a.factor == 0 ? 1 : a.factor;
+  c.codec = a.codec;
+  c.root = a.root;
+  c.scratch = reinterpret_cast<uint64_t>(a.scratch);
+  c.scratch_bytes = a.scratch_bytes;
+  c.stream = static_cast<drivers::cuda::Stream>(a.stream);
+  c.name = a.name == nullptr ? "" : a.name;
+  return c;
 }
 
 }  // namespace
@@ -131,18 +176,15 @@ paceline_code paceline_cuda_all_reduce(paceline_cuda* cuda, const paceline_cuda_
     paceline_cuda_args a{};
     a.codec = -1;
     if (!take_struct(args, a)) return invalid("the arguments are null or lack their struct_size");
-    if (a.reduce_op != static_cast<int>(ReduceOp::kSum) &&
-        a.reduce_op != static_cast<int>(ReduceOp::kAverage))
-      return {Code::kUnsupported,
-              "CUDA tensors are reduced by sum or average; use torch's NCCL for others"};
+    gpu::AllReduce r;
+    PACELINE_RETURN_IF_ERROR(average_of(a.reduce_op, r.average));
     if (a.dtype < 0 || a.dtype >= kDTypeCount) return invalid("there is no such dtype");
     if (a.segment_count > 0 && a.segments == nullptr) return invalid("segments is null");
-    gpu::AllReduce r;
     r.data = reinterpret_cast<uint64_t>(a.data);
     r.count = a.count;
     r.dtype = static_cast<DType>(a.dtype);
-    r.average = a.reduce_op == static_cast<int>(ReduceOp::kAverage);
     r.codec = a.codec;
+    r.factor = a.factor == 0 ? 1 : a.factor;
     r.ratio = a.ratio;
     r.momentum = a.momentum;
     r.segments.reserve(a.segment_count);
@@ -151,6 +193,29 @@ paceline_code paceline_cuda_all_reduce(paceline_cuda* cuda, const paceline_cuda_
     r.stream = static_cast<drivers::cuda::Stream>(a.stream);
     r.name = a.name == nullptr ? "" : a.name;
     PACELINE_ASSIGN(*op, cuda->path->all_reduce(r));
+    return Status::ok();
+  });
+}
+
+paceline_code paceline_cuda_collective(paceline_cuda* cuda,
+                                       const paceline_cuda_collective_args* args, paceline_op* op) {
+  return guarded([&]() -> Status {
+    USABLE(cuda);
+    if (op == nullptr) return invalid("the pointer that takes the operation is null");
+    *op = 0;
+    PACELINE_ASSIGN(const auto c, collective_of(args));
+    PACELINE_ASSIGN(*op, cuda->path->collective(c));
+    return Status::ok();
+  });
+}
+
+paceline_code paceline_cuda_scratch(const paceline_cuda* cuda,
+                                    const paceline_cuda_collective_args* args, uint64_t* bytes) {
+  return guarded([&]() -> Status {
+    USABLE(cuda);
+    if (bytes == nullptr) return invalid("the pointer that takes the size is null");
+    PACELINE_ASSIGN(const auto c, collective_of(args));
+    *bytes = cuda->path->scratch_bytes(c);
     return Status::ok();
   });
 }

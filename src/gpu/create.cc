@@ -120,6 +120,8 @@ Status Path::read_table(const std::vector<std::string>& rows) {
                           "must be the same (PACELINE_LANES)",
                           r, lanes, piece, options_.lanes, options_.piece_bytes)};
     }
+    places_.emplace_back(node, local_rank);
+    in_node_order_ = in_node_order_ && static_cast<int>(r) == node * local_size + local_rank;
     if (local_rank == me_.local_rank) peers_[static_cast<size_t>(node)] = static_cast<int>(r);
     if (local_rank == 0 && node == me_.node) node_root_ = static_cast<int>(r);
   }

@@ -18,7 +18,8 @@ Status Path::enqueue(Job& job, cu::Stream caller) {
   PACELINE_CUDA_CALL(api_, event_record, caller_, caller);
   PACELINE_CUDA_CALL(api_, stream_wait_event, out_, caller_, 0);
   PACELINE_RETURN_IF_ERROR(enqueue_out(job));
-  for (size_t i = 0; i < plan.pieces.size(); ++i) PACELINE_RETURN_IF_ERROR(enqueue_in(job, i));
+  for (size_t i = 0; i < plan.pieces.size(); ++i)
+    PACELINE_RETURN_IF_ERROR(plan.reports() ? enqueue_in(job, i) : enqueue_moved_in(job, i));
   for (size_t i = 0; i < plan.pieces.size() && plan.hops == 2; ++i)
     PACELINE_RETURN_IF_ERROR(enqueue_back(job, i));
   return enqueue_end(job);
@@ -35,14 +36,19 @@ Status Path::enqueue_out(Job& job) {
     PACELINE_CUDA_CALL(api_, event_record, all_copied_, copy_);
     PACELINE_CUDA_CALL(api_, stream_wait_event, out_, all_copied_, 0);
   }
-  PACELINE_CUDA_CALL(api_, memset_d8_async, job.report, 0, sizeof(uint32_t), out_);
+  if (plan.reports())
+    PACELINE_CUDA_CALL(api_, memset_d8_async, job.report, 0, sizeof(uint32_t), out_);
   if (job.residuals) PACELINE_RETURN_IF_ERROR(hand_over(job));
-  if (shape_.local_size > 1) PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
+  if (job.collective != nullptr)
+    PACELINE_RETURN_IF_ERROR(enqueue_begin(job));
+  else if (shape_.local_size > 1)
+    PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
   if (o.tenant > pump_->retired())
     PACELINE_CUDA_CALL(api_, stream_wait_value32, copy_, Flags::address(flags_.retired()),
                        static_cast<uint32_t>(o.tenant), cu::kWaitValueGeq);
   for (size_t i = 0; i < plan.pieces.size(); ++i)
-    PACELINE_RETURN_IF_ERROR(enqueue_piece_out(job, i));
+    PACELINE_RETURN_IF_ERROR(plan.reports() ? enqueue_piece_out(job, i)
+                                            : enqueue_moved_out(job, i));
   return enqueue_report(job);
 }
 
@@ -131,10 +137,11 @@ Status Path::add_to_gradient(Job& job, uint64_t first, cu::DevicePtr residual, u
   return Status::ok();
 }
 
-Status Path::encode_part(Job& job, Span span, cu::DevicePtr to) {
+Status Path::encode_part(Job& job, Span span, int node, cu::DevicePtr to) {
   const auto& plan = *job.operation->plan;
   device::cuda::EncodeArguments e;
-  e.gradient = element(plan, job.data, span.first);
+  e.gradient =
+      element(plan, job.source + static_cast<uint64_t>(node) * job.source_stride, span.first);
   e.elements = span.elements;
   e.scale = job.scale_in;
   e.encoded = to;
@@ -160,12 +167,11 @@ Status Path::enqueue_piece_out(Job& job, size_t index) {
   auto& slot = out_slots_[next_slot_++ % out_slots_.size()];
   if (slot.copied != nullptr) PACELINE_CUDA_CALL(api_, stream_wait_event, out_, slot.copied, 0);
   job.copied[index] = slot.copied = copied_[++next_copied_ % copied_.size()];
-  const int nodes = plan.hops == 1 ? 1 : shape_.nodes;
+  const int nodes = plan.scatters() ? shape_.nodes : 1;
   for (int n = 0; n < nodes; ++n) {
     const Span part = plan.part(piece, n);
     if (part.elements > 0)
-      PACELINE_RETURN_IF_ERROR(
-          encode_part(job, part, slot.memory + static_cast<uint64_t>(n) * piece.slot_bytes));
+      PACELINE_RETURN_IF_ERROR(encode_part(job, part, n, slot.memory + plan.slot(piece, n)));
   }
   PACELINE_CUDA_CALL(api_, event_record, slot.encoded, out_);
   PACELINE_CUDA_CALL(api_, stream_wait_event, copy_, slot.encoded, 0);
@@ -177,7 +183,7 @@ Status Path::enqueue_piece_out(Job& job, size_t index) {
       PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, to, slot.memory + first, bytes, copy_);
     return Status::ok();
   };
-  if (plan.hops == 1) {
+  if (!plan.scatters()) {
     PACELINE_RETURN_IF_ERROR(copy(own, 0, plan.part_bytes(piece, 0)));
   } else {
     std::byte* const away = o.host + piece.out_offset;
@@ -197,11 +203,13 @@ Status Path::enqueue_piece_out(Job& job, size_t index) {
 Status Path::enqueue_report(Job& job) {
   const auto& o = *job.operation;
   PACELINE_CUDA_CALL(api_, event_record, all_out_, out_);
-  PACELINE_CUDA_CALL(api_, stream_wait_event, copy_, all_out_, 0);
-  PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, o.host + kReportOffset, job.report, sizeof(uint32_t),
-                     copy_);
-  PACELINE_CUDA_CALL(api_, stream_write_value32, copy_, Flags::address(flags_.out()), ++out_issued_,
-                     0);
+  if (o.plan->reports()) {
+    PACELINE_CUDA_CALL(api_, stream_wait_event, copy_, all_out_, 0);
+    PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, o.host + kReportOffset, job.report,
+                       sizeof(uint32_t), copy_);
+    PACELINE_CUDA_CALL(api_, stream_write_value32, copy_, Flags::address(flags_.out()),
+                       ++out_issued_, 0);
+  }
   // The gradient must not be gathered over before it is encoded, where this rank has no piece of its own.
   PACELINE_CUDA_CALL(api_, stream_wait_event, gather_, all_out_, 0);
   return Status::ok();
@@ -231,7 +239,7 @@ Status Path::enqueue_in(Job& job, size_t index) {
     c.encoded = encodings;
     c.elements = part.elements;
     c.scale = plan.hops == 1 ? job.scale_out : 1.0F;
-    c.output = element(plan, job.data, part.first);
+    c.output = element(plan, job.target, part.first);
     PACELINE_RETURN_IF_ERROR(kernels_->combine(plan.request.format, c, lane.in));
   }
   return plan.hops == 2 ? enqueue_sum(job, index) : Status::ok();
@@ -298,7 +306,9 @@ Status Path::enqueue_end(Job& job) {
   }
   PACELINE_CUDA_CALL(api_, stream_write_value32, gather_, Flags::address(flags_.done()),
                      static_cast<uint32_t>(o.sequence), 0);
-  if (shape_.local_size > 1)
+  if (job.collective != nullptr)
+    PACELINE_RETURN_IF_ERROR(enqueue_spread(job));
+  else if (shape_.local_size > 1)
     PACELINE_RETURN_IF_ERROR(node_->all_gather(*o.plan, job.data, gather_));
   PACELINE_CUDA_CALL(api_, event_record, ends_[o.sequence % ends_.size()], gather_);
   return Status::ok();

@@ -91,6 +91,53 @@ Status Node::all_gather(const PathPlan& plan, uint64_t data, drivers::cuda::Stre
   return Status::ok();
 }
 
+Status Node::reduce_scatter_blocks(uint64_t input, uint64_t output, uint64_t output_stride,
+                                   int blocks, uint64_t count, DType dtype,
+                                   drivers::cuda::Stream stream) {
+  if (count == 0) return Status::ok();
+  const std::lock_guard lock(mutex_);
+  PACELINE_RETURN_IF_ERROR(usable());
+  const uint64_t run = count * dtype_size(dtype) * static_cast<uint64_t>(ranks_);
+  NCCL_CALL(scatter_, "ncclGroupStart", api_.group_start());
+  nc::NcclResult error = 0;
+  for (int i = 0; i < blocks && error == 0; ++i) {
+    const auto at = static_cast<uint64_t>(i);
+    error = api_.reduce_scatter(reinterpret_cast<void*>(input + at * run),
+                                reinterpret_cast<void*>(output + at * output_stride), count,
+                                type_of(dtype), nc::Op::kSum, scatter_, stream);
+  }
+  const auto end = api_.group_end();
+  NCCL_CALL(scatter_, "reduce-scatter", error != 0 ? error : end);
+  return Status::ok();
+}
+
+Status Node::all_gather_blocks(uint64_t data, int blocks, uint64_t bytes,
+                               drivers::cuda::Stream stream) {
+  if (bytes == 0) return Status::ok();
+  const std::lock_guard lock(mutex_);
+  PACELINE_RETURN_IF_ERROR(usable());
+  NCCL_CALL(gather_, "ncclGroupStart", api_.group_start());
+  nc::NcclResult error = 0;
+  for (int i = 0; i < blocks && error == 0; ++i) {
+    const uint64_t run = data + static_cast<uint64_t>(i) * static_cast<uint64_t>(ranks_) * bytes;
+    error = api_.all_gather(reinterpret_cast<void*>(run + static_cast<uint64_t>(rank_) * bytes),
+                            reinterpret_cast<void*>(run), bytes, nc::Type::kInt8, gather_, stream);
+  }
+  const auto end = api_.group_end();
+  NCCL_CALL(gather_, "all-gather", error != 0 ? error : end);
+  return Status::ok();
+}
+
+Status Node::broadcast(uint64_t data, uint64_t bytes, int root, drivers::cuda::Stream stream) {
+  if (bytes == 0) return Status::ok();
+  const std::lock_guard lock(mutex_);
+  PACELINE_RETURN_IF_ERROR(usable());
+  auto* const memory = reinterpret_cast<void*>(data);
+  NCCL_CALL(gather_, "broadcast",
+            api_.broadcast(memory, memory, bytes, nc::Type::kInt8, root, gather_, stream));
+  return Status::ok();
+}
+
 Status Node::warm_up(uint64_t scratch, drivers::cuda::Stream stream) {
   PathPlan plan;
   plan.request.shape.local_size = ranks_;

@@ -36,6 +36,13 @@ class Node {
   Status reduce_scatter(const PathPlan& plan, uint64_t data, drivers::cuda::Stream stream);
   /// In place: every rank's own span, to all.
   Status all_gather(const PathPlan& plan, uint64_t data, drivers::cuda::Stream stream);
+  /// `blocks` times the node's sum of a run of blocks, one per rank, `count` elements each: this rank's of run i goes
+  /// to output + i × output_stride (bytes).
+  Status reduce_scatter_blocks(uint64_t input, uint64_t output, uint64_t output_stride, int blocks,
+                               uint64_t count, DType dtype, drivers::cuda::Stream stream);
+  /// In place: `blocks` runs of blocks of `bytes`, one per rank, of which this rank has its own.
+  Status all_gather_blocks(uint64_t data, int blocks, uint64_t bytes, drivers::cuda::Stream stream);
+  Status broadcast(uint64_t data, uint64_t bytes, int root, drivers::cuda::Stream stream);
   /// A small collective on each communicator, and both kinds of broadcast; `scratch` has 16 bytes per rank.
   Status warm_up(uint64_t scratch, drivers::cuda::Stream stream);
   Status check() const;

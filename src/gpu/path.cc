@@ -64,6 +64,7 @@ Status Path::reserve_memory(uint64_t bytes, uint64_t largest) {
   PACELINE_RETURN_IF_ERROR(pump_->wait_retired());  // sends read the memory that may be given back
   PathRequest q;
   q.shape = shape_;
+  q.shape.local_rank = shape_.local_size - 1;  // it has what does not divide; rings are alike
   q.format.codec = codec_;
   q.format.ratio = ratio_;
   q.format.fp16_values = fp16_values_;
@@ -180,14 +181,40 @@ Result<std::shared_ptr<const PathPlan>> Path::plan_for(const PathRequest& reques
   }
   PACELINE_ASSIGN(auto built, build_path(request));
   for (const auto& piece : built.pieces) {
-    const uint64_t slots = built.hops == 1 ? 1 : static_cast<uint64_t>(shape_.nodes);
-    if (slots * piece.slot_bytes > slot_bytes_)
+    const uint64_t slots = built.scatters() ? static_cast<uint64_t>(shape_.nodes) : 1;
+    if (built.reports() && slots * piece.slot_bytes > slot_bytes_)
       return Status(Code::kInternal, fmt::format("an encoding of {} bytes has no room in {}",
                                                  slots * piece.slot_bytes, slot_bytes_));
   }
   if (plans_.size() >= kPlansKept) plans_.clear();
   plans_.push_back(std::make_shared<const PathPlan>(std::move(built)));
   return plans_.back();
+}
+
+Status Path::refuse_capture(cu::Stream stream, std::string_view what) const {
+  int capturing = 0;
+  PACELINE_CUDA_CALL(api_, stream_is_capturing, stream, &capturing);
+  if (capturing == 0) return Status::ok();
+  return {Code::kUnsupported,
+          fmt::format("{}: its stream is being captured into a CUDA graph; flags of the network "
+                      "can't be replayed: keep the backward pass out of the capture",
+                      what)};
+}
+
+/// What does not fit in half the pinned memory is cut, so that one part comes while the next goes. By the rank of the node
+/// that has most, for all cut alike.
+Result<uint64_t> Path::count_that_fits(PathRequest q) {
+  q.shape.local_rank = q.kind == PathKind::kBroadcast ? q.root_local_rank : shape_.local_size - 1;
+  const uint64_t all = q.count;
+  for (;;) {
+    PACELINE_ASSIGN(auto plan, plan_for(q));
+    if (plan->host_bytes <= ring_.size() / (q.count == all ? 1 : 2)) return q.count;
+    if (q.count <= kPieceGranule)
+      return Status(Code::kResourceExhausted,
+                    fmt::format("{} of pinned memory can't hold the smallest piece, {}, twice",
+                                bytes_text(ring_.size()), bytes_text(plan->host_bytes)));
+    q.count = std::max<uint64_t>(q.count / 2 / kPieceGranule, 1) * kPieceGranule;
+  }
 }
 
 Result<uint64_t> Path::all_reduce(const AllReduce& r) {
@@ -216,26 +243,17 @@ Result<uint64_t> Path::all_reduce_checked(const AllReduce& r) {
                             covered, r.count));
   const CurrentContext current(api_, context_);
   PACELINE_RETURN_IF_ERROR(current.status());
-  int capturing = 0;
-  PACELINE_CUDA_CALL(api_, stream_is_capturing, r.stream, &capturing);
-  if (capturing != 0)
-    return Status(
-        Code::kUnsupported,
-        fmt::format("all-reduce '{}': its stream is being captured into a CUDA graph; flags "
-                    "of the network can't be replayed: keep the backward pass out of the "
-                    "capture",
-                    r.name));
+  PACELINE_RETURN_IF_ERROR(refuse_capture(r.stream, fmt::format("all-reduce '{}'", r.name)));
   if (ring_.size() == 0) PACELINE_RETURN_IF_ERROR(reserve_memory(0, 0));
   if (has_residual(format.codec))
     PACELINE_RETURN_IF_ERROR(ensure_residuals(r.momentum > 0, format.codec == WireCodec::kInt8));
-  // What does not fit in half the pinned memory is cut, so that one part comes while the next goes.
-  uint64_t count = r.count;
-  for (;;) {
-    PathRequest q{shape_, format, count, options_.piece_bytes, options_.lanes};
-    PACELINE_ASSIGN(auto plan, plan_for(q));
-    if (plan->host_bytes <= ring_.size() / (count == r.count ? 1 : 2)) break;
-    count = std::max<uint64_t>(count / 2 / kPieceGranule, 1) * kPieceGranule;
-  }
+  PathRequest q;
+  q.shape = shape_;
+  q.format = format;
+  q.count = r.count;
+  q.piece_bytes = options_.piece_bytes;
+  q.lanes = options_.lanes;
+  PACELINE_ASSIGN(const uint64_t count, count_that_fits(q));
   uint64_t last = 0;
   for (uint64_t first = 0; first < std::max<uint64_t>(r.count, 1); first += count) {
     PACELINE_ASSIGN(last, submit(r, format, first, std::min(count, r.count - first)));
@@ -246,42 +264,59 @@ Result<uint64_t> Path::all_reduce_checked(const AllReduce& r) {
 
 Result<uint64_t> Path::submit(const AllReduce& r, const device::cuda::WireFormat& format,
                               uint64_t first, uint64_t count) {
-  PathRequest q{shape_, format, count, options_.piece_bytes, options_.lanes};
+  PathRequest q;
+  q.shape = shape_;
+  q.format = format;
+  q.count = count;
+  q.piece_bytes = options_.piece_bytes;
+  q.lanes = options_.lanes;
   PACELINE_ASSIGN(auto plan, plan_for(q));
-  auto o = std::make_shared<Operation>();
-  o->sequence = ++submitted_;
-  o->plan = plan;
-  o->name = r.name.empty() ? fmt::format("all-reduce {}", o->sequence) : r.name;
-  o->shape = fmt::format("[{}] of {} as {}", count, dtype_name(r.dtype), codec_name(format.codec));
-  auto region = ring_.take(plan->host_bytes, o->sequence);
-  o->host = host_ + region.offset;
-  o->tenant = region.tenant;
-  o->out_before = out_issued_;
-
-  Job job;
-  job.operation = o;
-  job.sequence = o->sequence;
+  Job job = make_job(plan, r.name);
   job.data = r.data + first * dtype_size(r.dtype);
+  job.source = job.target = job.data;
   const double extra = format.codec == WireCodec::kFp16 ? gradient_scale_ : 1.0;
-  job.scale_in = static_cast<float>((r.average ? 1.0 / me_.size : 1.0) * extra);
+  job.scale_in = static_cast<float>((r.average ? 1.0 / me_.size : 1.0) * r.factor * extra);
   job.scale_out = static_cast<float>(1.0 / extra);
   job.momentum = format.codec == WireCodec::kTopK ? static_cast<float>(r.momentum) : 0;
   job.residuals = has_residual(format.codec);
   job.sum_residuals = job.residuals && plan->hops == 2;
   std::vector<ResidualRange> by_name;
   if (job.residuals && r.segments.empty())
-    by_name.push_back({std::hash<std::string>()(o->name), 0, r.count});
+    by_name.push_back({std::hash<std::string>()(job.operation->name), 0, r.count});
   job.segments = r.segments.empty() ? &by_name : &r.segments;
   job.segments_first = first;
+  return launch(job, r.stream);
+}
+
+Path::Job Path::make_job(std::shared_ptr<const PathPlan> plan, const std::string& name) {
+  const auto& q = plan->request;
+  auto o = std::make_shared<Operation>();
+  o->sequence = ++submitted_;
+  o->plan = plan;
+  o->name = name.empty() ? fmt::format("{} {}", kind_name(q.kind), o->sequence) : name;
+  o->shape = plan->reports() ? fmt::format("{} of [{}] of {} as {}", kind_name(q.kind), q.count,
+                                           dtype_name(q.format.dtype), codec_name(q.format.codec))
+                             : fmt::format("{} of {} bytes", kind_name(q.kind), q.count);
+  auto region = ring_.take(plan->host_bytes, o->sequence);
+  o->host = host_ + region.offset;
+  o->tenant = region.tenant;
+  o->out_before = out_issued_;
+  Job job;
+  job.operation = o;
+  job.sequence = o->sequence;
   job.copied.resize(plan->pieces.size());
   for (auto& lane : lanes_) job.back_waited.push_back(lane.back_issued);
   job.report = reports_ + (o->sequence % ends_.size()) * sizeof(uint32_t);
+  return job;
+}
 
+Result<uint64_t> Path::launch(Job& job, cu::Stream caller) {
+  const auto& o = job.operation;
   // The pump may post its receives while the rest is enqueued.
   pump_->submit(o);
-  if (auto status = enqueue(job, r.stream); !status) {
-    Status why(status.code(), fmt::format("all-reduce '{}': {}", o->name, status.message()));
-    pump_->fail(why);
+  if (auto status = enqueue(job, caller); !status) {
+    pump_->fail({status.code(), fmt::format("{} '{}': {}", kind_name(o->plan->request.kind),
+                                            o->name, status.message())});
     return pump_->failure();  // an earlier one may have been the cause
   }
   PACELINE_RETURN_IF_ERROR(pump_->failure());

@@ -1,4 +1,4 @@
-// All-reduce of device memory over nodes, ordered by streams: what include/paceline/cuda.h is a C face of.
+// Collectives on device memory over nodes, ordered by streams: what include/paceline/cuda.h is a C face of.
 //
 // Per operation, on its streams (see path_plan.h for the steps):
 //
@@ -8,6 +8,8 @@
 //          the sums flag)
 //   back   two hops, per piece: wait for the back flag; pinned memory → device; decode
 //   gather after all lanes: the done flag, all-gather in the node, the operation's event
+//
+// Reduce-scatter, all-gather and broadcast (collectives.cc) are walks over the same streams that leave steps out.
 //
 // Rules, each of which a hang taught. Nothing is queued behind a wait that the wait needs: an operation's way out is
 // enqueued before its way in, and its streams' waits depend on earlier ones of the same operation or on earlier
@@ -69,7 +71,26 @@ struct AllReduce {
   int codec = -1;
   double ratio = 0;
   double momentum = 0;
+  double factor = 1;  ///< multiplied into every rank's values
   std::vector<ResidualRange> segments;
+  cu::Stream stream = nullptr;
+  std::string name;
+};
+
+/// Reduce-scatter: `input` has a block of `count` elements for every rank, `output` is one. All-gather: the other way
+/// round; `input` may lie in its place. Broadcast: `output` is the buffer. Blocks are in the order of ranks.
+struct Collective {
+  PathKind kind = PathKind::kAllGather;
+  uint64_t input = 0, output = 0;
+  uint64_t count = 0;
+  DType dtype = DType::kFloat32;
+  bool average = false;  ///< reduce-scatter
+  double factor = 1;     ///< reduce-scatter: multiplied into every rank's values
+  int codec = 0;         ///< reduce-scatter between the nodes: 0 none, 1 fp16, 2 bf16
+  int root = 0;          ///< broadcast
+  uint64_t scratch = 0,
+           scratch_bytes =
+               0;  ///< device memory, the operation's until it ends; see Path::scratch_bytes
   cu::Stream stream = nullptr;
   std::string name;
 };
@@ -85,6 +106,9 @@ class Path {
 
   Status reserve(uint64_t bytes, uint64_t largest);
   Result<uint64_t> all_reduce(const AllReduce& request);
+  Result<uint64_t> collective(const Collective& request);
+  /// What `request` needs as scratch, aligned to 256 bytes.
+  [[nodiscard]] uint64_t scratch_bytes(const Collective& request) const;
   Status join(uint64_t operation, cu::Stream stream);
   Status wait_arrival(double timeout_s, bool& finite);
   Status wait_operation(uint64_t operation, double timeout_s, bool& finite);
@@ -117,7 +141,11 @@ class Path {
   };
   /// What one call needs beside its plan.
   struct Job {
-    uint64_t data = 0;
+    uint64_t data = 0;  ///< all-reduce: the buffer
+    /// What is encoded for node n begins at source + n × source_stride, what comes out at target.
+    uint64_t source = 0, source_stride = 0, target = 0;
+    const Collective* collective = nullptr;  ///< null: an all-reduce
+    bool first = true, last = true;          ///< of the operations that a collective is cut into
     uint64_t sequence = 0;
     std::shared_ptr<Operation> operation;
     float scale_in = 1, scale_out = 1, momentum = 0;
@@ -158,12 +186,27 @@ class Path {
   Status hand_over(Job& job);
   Status hand_over(Job& job, Residuals& from, std::span<const Span> away);
   Status add_to_gradient(Job& job, uint64_t first, cu::DevicePtr residual, uint64_t elements);
-  Status encode_part(Job& job, Span span, cu::DevicePtr to);
+  Status encode_part(Job& job, Span span, int node, cu::DevicePtr to);
   static std::vector<ResidualRange> ranges_of(const Job& job, Span span);
+
+  // collectives.cc
+  Result<uint64_t> collective_checked(const Collective& request);
+  Status check_collective(const Collective& request) const;
+  PathRequest request_of(const Collective& request) const;
+  Result<uint64_t> submit_part(const Collective& request, PathRequest part, uint64_t first);
+  Status enqueue_begin(Job& job);
+  Status enqueue_moved_out(Job& job, size_t index);
+  Status enqueue_moved_in(Job& job, size_t index);
+  Status enqueue_spread(Job& job);
 
   // path.cc
   Result<device::cuda::WireFormat> format_of(const AllReduce& request) const;
   Result<std::shared_ptr<const PathPlan>> plan_for(const PathRequest& request);
+  Status refuse_capture(cu::Stream stream, std::string_view what) const;
+  /// How many of `request.count` elements fit the pinned memory in one operation.
+  Result<uint64_t> count_that_fits(PathRequest request);
+  Job make_job(std::shared_ptr<const PathPlan> plan, const std::string& name);
+  Result<uint64_t> launch(Job& job, cu::Stream caller);
   Result<uint64_t> submit(const AllReduce& request, const device::cuda::WireFormat& format,
                           uint64_t first, uint64_t count);
   Status ensure_residuals(bool velocity, bool sums);
@@ -185,8 +228,10 @@ class Path {
   PathOptions options_;
   paceline_identity me_{};
   PathShape shape_;
-  std::vector<int> peers_;  ///< [nodes] ranks of this local rank
-  int node_root_ = 0;       ///< this node's rank of local rank 0
+  std::vector<int> peers_;                   ///< [nodes] ranks of this local rank
+  int node_root_ = 0;                        ///< this node's rank of local rank 0
+  std::vector<std::pair<int, int>> places_;  ///< [ranks] node and local rank
+  bool in_node_order_ = true;                ///< rank = node × local size + local rank
   std::string description_;
   device::cuda::WireCodec codec_ = device::cuda::WireCodec::kExact;  ///< the settings'
   double ratio_ = 0.01, gradient_scale_ = 1, momentum_ = 0;

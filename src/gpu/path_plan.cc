@@ -43,6 +43,7 @@ Status check(const PathRequest& q) {
 }
 
 int hops_of(const PathRequest& q, uint64_t own) {
+  if (q.kind != PathKind::kAllReduce) return 1;
   if (q.shape.nodes == 2 || q.format.codec == WireCodec::kTopK) return 1;
   const uint64_t one = device::cuda::encoded_bytes(q.format, std::max<uint64_t>(own, 1));
   return one * static_cast<uint64_t>(q.shape.nodes - 1) <= kShort ? 1 : 2;
@@ -50,6 +51,11 @@ int hops_of(const PathRequest& q, uint64_t own) {
 
 /// Spans of `local_rank`.
 void divide(const PathRequest& q, int local_rank, PathPlan& plan) {
+  if (q.kind != PathKind::kAllReduce) {
+    const bool none = q.kind == PathKind::kBroadcast && local_rank != q.root_local_rank;
+    plan.own = {0, none ? 0 : q.count};
+    return;
+  }
   const auto size = static_cast<uint64_t>(q.shape.local_size);
   const uint64_t granule = size == 1 ? 1 : 16 / dtype_size(q.format.dtype);
   plan.shard = q.count / (size * granule) * granule;
@@ -63,6 +69,7 @@ uint64_t sent_bytes(const PathPlan& plan) {
   const auto others = static_cast<uint64_t>(plan.request.shape.nodes - 1);
   const int me = plan.request.shape.node;
   for (const auto& p : plan.pieces) {
+    if (!plan.sends(me)) continue;
     sum += others * plan.part_bytes(p, me);  // two hops: the sum of the own part, to all
     if (plan.hops == 1) continue;
     for (int n = 0; n < plan.request.shape.nodes; ++n) sum += n == me ? 0 : plan.part_bytes(p, n);
@@ -84,14 +91,12 @@ void cut(PathPlan& plan) {
     p.slot_bytes = round_up(plan.part_bytes(p, 0), kHostAlign);
     const auto take = [&] {
       const uint64_t offset = at;
-      at += nodes * p.slot_bytes;
+      at += (q.kind == PathKind::kBroadcast ? 1 : nodes) * p.slot_bytes;
       return offset;
     };
     p.in_offset = take();
-    if (plan.hops == 2) {
-      p.out_offset = take();
-      p.back_offset = take();
-    }
+    if (plan.scatters()) p.out_offset = take();
+    if (plan.hops == 2) p.back_offset = take();
     plan.pieces.push_back(p);
   }
   plan.host_bytes = at;
@@ -103,7 +108,22 @@ bool same(const PathRequest& a, const PathRequest& b) {
   return a.shape == b.shape && a.format.codec == b.format.codec &&
          a.format.dtype == b.format.dtype && a.format.ratio == b.format.ratio &&
          a.format.fp16_values == b.format.fp16_values && a.count == b.count &&
-         a.piece_bytes == b.piece_bytes && a.lanes == b.lanes;
+         a.piece_bytes == b.piece_bytes && a.lanes == b.lanes && a.kind == b.kind &&
+         a.root_node == b.root_node && a.root_local_rank == b.root_local_rank;
+}
+
+const char* kind_name(PathKind kind) {
+  switch (kind) {
+    case PathKind::kAllReduce:
+      return "all-reduce";
+    case PathKind::kReduceScatter:
+      return "reduce-scatter";
+    case PathKind::kAllGather:
+      return "all-gather";
+    case PathKind::kBroadcast:
+      return "broadcast";
+  }
+  return "unknown";
 }
 
 const char* codec_name(WireCodec codec) {
@@ -123,8 +143,14 @@ const char* codec_name(WireCodec codec) {
 }
 
 uint64_t piece_elements(const PathRequest& q) {
-  const uint64_t n = q.piece_bytes / dtype_size(q.format.dtype);
-  return std::max(n / kPieceGranule, uint64_t{1}) * kPieceGranule;
+  const auto nodes = static_cast<uint64_t>(q.shape.nodes);
+  const auto whole = [](uint64_t n, uint64_t granule) {
+    return std::max(n / granule, uint64_t{1}) * granule;
+  };
+  if (q.kind == PathKind::kBroadcast) return whole(q.piece_bytes, kPieceGranule);
+  if (q.kind == PathKind::kAllGather) return whole(2 * q.piece_bytes / nodes, kPieceGranule);
+  const uint64_t n = whole(q.piece_bytes / dtype_size(q.format.dtype), kPieceGranule);
+  return q.kind == PathKind::kReduceScatter ? whole(n / nodes, kPartGranule) : n;
 }
 
 Span PathPlan::part(const PathPiece& piece, int node) const {
@@ -137,6 +163,7 @@ Span PathPlan::part(const PathPiece& piece, int node) const {
 
 uint64_t PathPlan::part_bytes(const PathPiece& piece, int node) const {
   const Span s = part(piece, node);
+  if (!reports()) return s.elements;
   return s.elements == 0 ? 0 : device::cuda::encoded_bytes(request.format, s.elements);
 }
 
@@ -168,18 +195,22 @@ double PathPlan::seconds(double bits_per_second) const {
 std::string PathPlan::summary() const {
   const auto& s = request.shape;
   const bool exact = request.format.codec == WireCodec::kExact;
+  const std::string travels = !reports() ? "bytes"
+                              : exact    ? std::string(dtype_name(request.format.dtype))
+                                         : codec_name(request.format.codec);
   return fmt::format(
-      "{} nodes × {}: {}{} in {} between nodes, {} piece{} over {} lane{}; {:.2f} MB out of each "
+      "{}{} nodes × {}: {}{} in {} between nodes, {} piece{} over {} lane{}; {:.2f} MB out of each "
       "node",
-      s.nodes, s.local_size, s.local_size > 1 ? "NCCL in the node, " : "",
-      exact ? std::string(dtype_name(request.format.dtype)) : codec_name(request.format.codec),
+      request.kind == PathKind::kAllReduce ? "" : fmt::format("{}, ", kind_name(request.kind)),
+      s.nodes, s.local_size, s.local_size > 1 ? "NCCL in the node, " : "", travels,
       hops == 1 ? "one hop" : "two hops", pieces.size(), pieces.size() == 1 ? "" : "s",
       request.lanes, request.lanes == 1 ? "" : "s", static_cast<double>(node_bytes) / 1e6);
 }
 
 std::string PathPlan::to_string() const {
   std::string text = summary() + "\n";
-  if (request.shape.local_size > 1)
+  const bool shards = request.shape.local_size > 1 && request.kind == PathKind::kAllReduce;
+  if (shards)
     text += fmt::format("reduce-scatter {} elements a rank, tail {}\n", shard, tail.elements);
   for (const auto& p : pieces) {
     text += fmt::format("lane {}: elements {} to {}", p.lane, p.span.first,
@@ -189,7 +220,7 @@ std::string PathPlan::to_string() const {
     if (hops == 1) text += fmt::format("; {} B to each other node", part_bytes(p, 0));
     text += "\n";
   }
-  if (request.shape.local_size > 1) text += fmt::format("all-gather {} elements a rank\n", shard);
+  if (shards) text += fmt::format("all-gather {} elements a rank\n", shard);
   return text;
 }
 

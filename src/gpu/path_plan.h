@@ -10,6 +10,10 @@
 //
 // Either way all ranks add the same decoded values in the order of the nodes, so they end bit-equal.
 //
+// The other collectives are parts of this. Reduce-scatter: NCCL in the node, then the first of two hops, each rank's peers
+// send it their sums of its block. All-gather: a rank's block goes to its peers, and NCCL spreads what came in the node.
+// Broadcast: from the root to its peers, from each of them in its node. What only moves counts bytes.
+//
 // A pure function of the request: it prints, compares and predicts, and needs no GPU. The executor walks it.
 #pragma once
 
@@ -30,12 +34,18 @@ struct PathShape {
   bool operator==(const PathShape&) const = default;
 };
 
+enum class PathKind : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast };
+
 struct PathRequest {
   PathShape shape;
   device::cuda::WireFormat format;
+  /// All-reduce: elements of the buffer. Reduce-scatter: of a rank's block. All-gather, broadcast: bytes of a rank's
+  /// block, of the buffer.
   uint64_t count = 0;
   uint64_t piece_bytes = 4U << 20;  ///< of the gradient
   int lanes = 1;
+  PathKind kind = PathKind::kAllReduce;
+  int root_node = 0, root_local_rank = 0;  ///< broadcast
 };
 bool same(const PathRequest& a, const PathRequest& b);
 
@@ -51,9 +61,10 @@ struct PathPiece {
   Span span;
   int lane = 0;
   uint64_t slot_bytes = 0;  ///< from one encoding to the next
-  /// Two hops: what goes out, one slot per node (this node's own is not used).
+  /// Where each node gets something else (scatters()): what goes out, one slot per node (this node's own is not used).
   uint64_t out_offset = UINT64_MAX;
-  /// What comes in, one slot per node; this rank's own encoding is copied to its slot, and sent from there (one hop).
+  /// What comes in, one slot per node; this rank's own encoding is copied to its slot, and sent from there where all get
+  /// the same. A broadcast has one slot.
   uint64_t in_offset = 0;
   /// Two hops: the encoded sums, one slot per node.
   uint64_t back_offset = UINT64_MAX;
@@ -70,6 +81,23 @@ struct PathPlan {
   uint64_t wire_bytes = 0;  ///< this rank hands to the wire
   uint64_t node_bytes = 0;  ///< all ranks of the node together do
 
+  /// Whether each node gets another part of what this rank has.
+  [[nodiscard]] bool scatters() const {
+    return hops == 2 || request.kind == PathKind::kReduceScatter;
+  }
+  /// Whether numbers are encoded, so that an Inf or NaN is reported.
+  [[nodiscard]] bool reports() const {
+    return request.kind == PathKind::kAllReduce || request.kind == PathKind::kReduceScatter;
+  }
+  /// Whether `node`'s rank sends on the first hop.
+  [[nodiscard]] bool sends(int node) const {
+    return request.kind != PathKind::kBroadcast || node == request.root_node;
+  }
+  /// From the first slot to `node`'s.
+  [[nodiscard]] uint64_t slot(const PathPiece& piece, int node) const {
+    return request.kind == PathKind::kBroadcast ? 0
+                                                : static_cast<uint64_t>(node) * piece.slot_bytes;
+  }
   /// The part of a piece that `node` sums up; one hop: all of it.
   [[nodiscard]] Span part(const PathPiece& piece, int node) const;
   /// Bytes of the encoding of `node`'s part; 0 for an empty part.
@@ -94,8 +122,10 @@ inline constexpr uint64_t kPartGranule = 512;
 /// kUnsupported: one node (NCCL alone is best there); kInvalidArgument: a value out of its range.
 Result<PathPlan> build_path(const PathRequest& request);
 
-/// Elements of the largest piece.
+/// Elements (bytes of what only moves) of the largest piece. What a reduce-scatter encodes for all nodes has room where
+/// an all-reduce's piece has.
 uint64_t piece_elements(const PathRequest& request);
+const char* kind_name(PathKind kind);
 const char* codec_name(device::cuda::WireCodec codec);
 
 }  // namespace paceline::gpu

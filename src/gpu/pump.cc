@@ -191,7 +191,7 @@ Status Pump::post_piece(const Shared& o, size_t index) {
     if (plan.hops == 2) lane.back.emplace_back(o, index);
     for (int n = 0; n < nodes; ++n) {
       if (n == me) continue;
-      state.in_left += plan.part_bytes(piece, me) > 0 ? 1 : 0;
+      state.in_left += plan.sends(n) && plan.part_bytes(piece, me) > 0 ? 1 : 0;
       state.back_left += plan.hops == 2 && plan.part_bytes(piece, n) > 0 ? 1 : 0;
     }
     state.in = state.in_left == 0;
@@ -200,10 +200,10 @@ Status Pump::post_piece(const Shared& o, size_t index) {
   }
   for (int n = 0; n < nodes; ++n) {
     if (n == me) continue;
-    const auto slot = static_cast<uint64_t>(n) * piece.slot_bytes;
+    const auto slot = plan.slot(piece, n);
     const int rank = options_.peers[static_cast<size_t>(n)];
     // With one hop every part is the whole piece.
-    if (const auto bytes = plan.part_bytes(piece, me); bytes > 0)
+    if (const auto bytes = plan.part_bytes(piece, me); bytes > 0 && plan.sends(n))
       PACELINE_RETURN_IF_ERROR(
           track(wire_.receive(rank, tag_of(piece.lane, 0), o->host + piece.in_offset + slot, bytes,
                               o->name.c_str()),
@@ -245,13 +245,12 @@ Status Pump::send_piece(const Shared& o, size_t index) {
   const int me = options_.node;
   const int nodes = plan.request.shape.nodes;
   // Each begins with its neighbour, so that not all send to one node at a time.
-  for (int step = 1; step < nodes; ++step) {
+  for (int step = 1; step < nodes && plan.sends(me); ++step) {
     const int n = (me + step) % nodes;
     const auto bytes = plan.part_bytes(piece, plan.hops == 1 ? me : n);
     if (bytes == 0) continue;
-    const auto* from =
-        plan.hops == 1 ? o->host + piece.in_offset + static_cast<uint64_t>(me) * piece.slot_bytes
-                       : o->host + piece.out_offset + static_cast<uint64_t>(n) * piece.slot_bytes;
+    const auto* from = plan.scatters() ? o->host + piece.out_offset + plan.slot(piece, n)
+                                       : o->host + piece.in_offset + plan.slot(piece, me);
     wire_bytes_ += bytes;
     PACELINE_RETURN_IF_ERROR(track(wire_.send(options_.peers[static_cast<size_t>(n)],
                                               tag_of(piece.lane, 0), from, bytes, o->name.c_str()),
@@ -261,22 +260,23 @@ Status Pump::send_piece(const Shared& o, size_t index) {
 }
 
 Status Pump::send_report(const Shared& o) {
-  auto* word = reinterpret_cast<int32_t*>(o->host + kReportOffset);
-  const auto bits = static_cast<uint32_t>(*word);
+  const auto bits =
+      o->plan->reports() ? *reinterpret_cast<const uint32_t*>(o->host + kReportOffset) : 0;
   if ((bits & device::cuda::kReportCorrupted) != 0)
     return {Code::kCorrupted,
             fmt::format("{}: an encoding holds impossible counts or positions", o->name)};
-  *word = (bits & device::cuda::kReportNonFinite) != 0 ? 1 : 0;
-  return track(wire_.largest(word, o->name.c_str(), o->shape.c_str()), o, 0, Kind::kReport);
+  o->report = (bits & device::cuda::kReportNonFinite) != 0 ? 1 : 0;
+  return track(wire_.largest(&o->report, o->name.c_str(), o->shape.c_str()), o, 0, Kind::kReport);
 }
 
 bool Pump::send_pieces() {
   bool moved = false;
   while (sending_ < operations_.size()) {
     const auto& o = operations_[sending_];
-    const uint32_t out = Flags::load(options_.flags.out());
-    if (!reached(out, o->out_before + static_cast<uint32_t>(o->sent) + 1)) break;
     const bool last = o->sent == o->plan->pieces.size();
+    const uint32_t out = Flags::load(options_.flags.out());
+    const bool flagged = last ? o->plan->reports() : o->plan->sends(options_.node);
+    if (flagged && !reached(out, o->out_before + static_cast<uint32_t>(o->sent) + 1)) break;
     auto status = last ? send_report(o) : send_piece(o, o->sent);
     if (!status) {
       fail(status);
@@ -444,7 +444,7 @@ void Pump::finish(const Ticket& ticket) {
     return;
   }
   if (ticket.kind == Kind::kReport) {
-    if (*reinterpret_cast<const int32_t*>(o.host + kReportOffset) != 0) finite_ = false;
+    if (o.report != 0) finite_ = false;
     arrived(o);
     return;
   }

@@ -30,7 +30,7 @@
 
 namespace paceline::gpu {
 
-/// One all-reduce on its way. Made by the submitting thread; what is below the line is the pump's.
+/// One collective on its way. Made by the submitting thread; what is below the line is the pump's.
 struct Operation {
   uint64_t sequence = 0;  ///< from 1
   std::shared_ptr<const PathPlan> plan;
@@ -47,6 +47,7 @@ struct Operation {
     bool in = false, back = false;
   };
   std::vector<PieceState> pieces;
+  int32_t report = 0;     ///< 1: some rank saw an Inf or NaN
   int arrivals_left = 0;  ///< pieces (twice with two hops) and the report
   int sends_left = 0;
 };

@@ -24,6 +24,7 @@ from paceline.errors import InvalidArgumentError, PeerLostError
 HEADER = ROOT / "include" / "paceline" / "cuda.h"
 HAS_GPU = torch.cuda.is_available()
 STRUCTS = {
+    "paceline_cuda_collective_args": _cuda.CudaCollectiveArgs,
     "paceline_cuda_options": _cuda.CudaOptions,
     "paceline_cuda_args": _cuda.CudaArgs,
     "paceline_cuda_stats": _cuda.CudaStats,
