@@ -93,6 +93,15 @@ class CudaSteps(residuals.ResidualSteps):
                 )
 
 
+def watch(steps):
+    """steps.before_step(optimizer) is called before every optimizer's step, until unwatch() or its end."""
+    _live.add(steps)
+
+
+def unwatch(steps):
+    _live.discard(steps)
+
+
 def before_optimizer_step(optimizer, _args, _kwargs):
     """torch's hook before every optimizer's step."""
     if hasattr(optimizer, "_paceline_overlaps"):

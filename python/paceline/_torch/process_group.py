@@ -1,7 +1,8 @@
 """torch.distributed.init_process_group("paceline"): all collectives over the C ABI, with no Gloo beside it.
 
-Newer torch takes a Backend, older torch (before 2.0) a whole ProcessGroup; both get the same methods. torch calls
-some methods by different names in different versions: the aliases are at the end of the class.
+CPU tensors here; under "cpu:paceline,cuda:paceline" CUDA tensors go to cuda_group.py, which stands in front of these
+methods. Newer torch takes a Backend, older torch (before 2.0) a whole ProcessGroup; both get the same methods. torch
+calls some methods by different names in different versions: the aliases are at the end of the class.
 """
 
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from paceline import communicator as core
 from paceline._torch import endpoints, lifetime
 from paceline._torch.arguments import op_of, reduction, scaled, single, split_counts
+from paceline._torch.cuda_group import ByDevice, CudaGroup
 from paceline._torch.dtypes import Packed, dense, describe, flat_view, moved_as, require_cpu
 from paceline._torch.folds import gathered_fold, sparse_all_reduce
 from paceline._torch.work import PacelineWork, as_torch_error, ask_python_works
@@ -31,7 +33,7 @@ def create(options):
     if dist.is_initialized() and _world is not None and not _world.closed:
         group = _world.create_group(ranks)
         endpoint = endpoints.Endpoint(_world, group, options.group_rank, options.group_size)
-        return _flavour()(endpoint, timeout, owner=False)
+        return _made(endpoint, timeout, False, options)
     prefix = "world" if not dist.is_initialized() else "ranks-" + "-".join(map(str, ranks))
     communicator = endpoints.make_communicator(
         options.group_rank, options.group_size, options.store, f"paceline/group/{prefix}", timeout
@@ -39,7 +41,15 @@ def create(options):
     endpoints.own(communicator)
     if not dist.is_initialized():
         _world = communicator
-    return _flavour()(endpoints.Endpoint(communicator), timeout, owner=True)
+    return _made(endpoints.Endpoint(communicator), timeout, True, options)
+
+
+def _made(endpoint, timeout, owner, options):
+    made = _flavour()(endpoint, timeout, owner)
+    name = str(getattr(options, "group_id", "") or "group")
+    world = endpoint.communicator
+    made.paceline_cuda = CudaGroup(endpoint.rank, endpoint.size, options.store, name, timeout, world)
+    return made
 
 
 class _Operations:
@@ -465,7 +475,7 @@ _Backend = getattr(torch._C._distributed_c10d, "Backend", None)
 _IS_BACKEND = _Backend is not None and hasattr(dist.ProcessGroup, "_register_backend")
 if _IS_BACKEND:
 
-    class PacelineBackend(_Operations, _Backend):
+    class PacelineBackend(ByDevice, _Operations, _Backend):
         """Newer torch's flavour: one of the backends of a process group."""
 
 

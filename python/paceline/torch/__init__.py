@@ -13,7 +13,8 @@ from paceline._launch import supply_at_import
 activate("paceline")
 supply_at_import()
 
+from paceline._torch.cuda_group import compress  # noqa: E402
 from paceline._torch.ddp import load_residual_state_dict, residual_state_dict  # noqa: E402
 from paceline._torch.optimizer import distributed_optimizer as DistributedOptimizer  # noqa: E402
 
-__all__ = ["DistributedOptimizer", "load_residual_state_dict", "residual_state_dict"]
+__all__ = ["DistributedOptimizer", "compress", "load_residual_state_dict", "residual_state_dict"]

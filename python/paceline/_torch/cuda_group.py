@@ -1,0 +1,397 @@
+"""Which way the CUDA tensors of a process group take: Paceline's path between nodes, or torch's own NCCL.
+
+Decided by all ranks of the group together, at its first collective on a CUDA tensor. A group inside one node is NCCL's:
+torch's ProcessGroupNCCL takes its place in the process group, so that from the second collective on nothing of Paceline
+is called. It is torch's own class and not our calls of NCCL, for it brings what such a group needs besides: every
+operation, sends and receives, coalescing, a watchdog.
+"""
+
+import ctypes
+import datetime
+import importlib
+import threading
+import time
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from paceline import _cuda, _state
+from paceline import communicator as core
+from paceline._torch import amp, cuda_steps, endpoints
+from paceline._torch.cuda_collectives import CudaCollectives, check_codec
+from paceline._torch.cuda_work import Streams, together
+from paceline._torch.work import as_torch_error
+from paceline.errors import AbortedError, InvalidArgumentError, PacelineError, UnsupportedError
+
+# Of host memory for what is under way: a sharded step has an all-gather and a reduce-scatter on their way at a time.
+_PINNED = 128 << 20
+_LOOK_SECONDS = 0.5
+_ROW = 1024
+_groups = weakref.WeakSet()
+_guard = None
+
+
+class CudaGroup:
+    """The CUDA half of a process group's backend; opens its way when it is first asked for."""
+
+    def __init__(self, rank, size, store, name, timeout, world):
+        self.rank, self.size = rank, size
+        self._store, self._name, self._timeout = store, name, timeout
+        self._world = world  # the communicator of the CPU half: it hears of every rank
+        self._lock = threading.Lock()
+        self._way = None
+        self._nccl = None
+        self._unplaced = None
+        self._codec = "none"
+        self.failure = None
+        self.communicator = None
+
+    def way(self, device):
+        """What carries tensors of `device`: CudaCollectives or torch's ProcessGroupNCCL. Collective at first."""
+        with self._lock:
+            if self.failure is not None:
+                raise as_torch_error(self.failure)
+            if self._way is None:
+                self._way = self._open(device)
+            if self._nccl is None and self._way.device != device:
+                raise UnsupportedError(
+                    f"this process group carries tensors of {self._way.device}, got one on {device}; use one device a "
+                    "rank (torch.cuda.set_device())"
+                )
+            return self._way
+
+    def compress(self, codec):
+        check_codec(codec)
+        self._codec = codec
+        if self._way is not None and self._nccl is None:
+            self._way.compress(codec)
+
+    def arrive(self):
+        """Before an optimizer's step: everything submitted has come over the network, or what failed is raised."""
+        if self.failure is not None:
+            raise as_torch_error(self.failure)
+        if self.communicator is not None and self._way is not None and self._way.under_way:
+            try:
+                self._way.arrive()
+            except PacelineError as error:
+                fail_all(error)
+                raise as_torch_error(error) from None
+
+    def before_step(self, _optimizer):
+        self.arrive()
+
+    def fail(self, error):
+        """A rank is gone: no stream may wait for it, NCCL's kernels neither."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        if self.communicator is not None and not self.communicator.closed:
+            self.communicator.abort(str(error))
+        if self._nccl is not None and hasattr(self._nccl, "abort"):
+            threading.Thread(target=self._nccl.abort, daemon=True, name="paceline-abort-nccl").start()
+
+    def check(self):
+        """Raises what ended the job, as far as this process knows."""
+        for communicator in (self._world, self.communicator and self.communicator.communicator):
+            if communicator is not None and not communicator.closed:
+                communicator.check_health()
+
+    def close(self):
+        """Orderly end; all ranks of the group call it."""
+        _groups.discard(self)
+        cuda_steps.unwatch(self)
+        way, self._way = self._way, None
+        if self.communicator is not None:
+            self.communicator.close()
+        elif way is not None and hasattr(way, "shutdown"):
+            way.shutdown()
+
+    # --- the choice -------------------------------------------------------------------------------------------------
+
+    def _open(self, device):
+        for group in list(_groups):
+            group.arrive()  # memory is taken below, which may wait for streams that wait for the network
+        if torch.cuda.is_available():
+            torch.cuda.synchronize(device)
+        _groups.add(self)
+        reason, communicator = self._reason(device)
+        if reason is None:
+            way = self._take_path(communicator, device)
+        else:
+            if communicator is not None:
+                communicator.close()
+            way = self._take_nccl(device, reason)
+        _look_after()
+        return way
+
+    def _reason(self, device):
+        """(why the group is left to NCCL, communicator), alike on all ranks; None: the path carries it."""
+        wish = core.setting("cuda_path", _state.face)
+        if self.size == 1 or wish == "torch":
+            return ("" if self.size == 1 else "PACELINE_CUDA_PATH=torch asks for it"), None
+        communicator = endpoints.make_communicator(
+            self.rank, self.size, self._store, f"paceline/cuda-group/{self._name}", self._timeout, announce=False
+        )
+        try:
+            reason = _first_reason(communicator, "" if communicator.identity.node_count == 1 else _cuda.missing())
+        except BaseException:
+            communicator.close()
+            raise
+        if reason and wish == "paceline":
+            communicator.close()
+            raise UnsupportedError(f"PACELINE_CUDA_PATH=paceline, but this group can't travel through it: {reason}")
+        return reason, communicator
+
+    def _take_path(self, communicator, device):
+        made = _cuda.CudaCommunicator(communicator, device.index, pinned=_PINNED)
+        self.communicator = made
+        way = CudaCollectives(made, Streams(device))
+        way.device = device
+        way.compress(self._codec)
+        _state.say_once(self.rank, f"CUDA tensors of {self._name}: {made.describe().removeprefix('paceline: ')}")
+        watch_steps(self)
+        return way
+
+    def _take_nccl(self, device, reason):
+        if reason:
+            _state.say_once(self.rank, f"CUDA tensors of {self._name} travel by NCCL alone: {reason}")
+        made = nccl_backend(self._store, self.rank, self.size, self._timeout)
+        self._nccl, self._unplaced = made, device
+        watch_steps(self)
+        return made
+
+    def settle(self, backend):
+        """Puts NCCL in the backend's place, where it has just been made."""
+        device, self._unplaced = self._unplaced, None
+        if device is not None:
+            take_place(backend, device, self._nccl)
+
+
+def watch_steps(group):
+    """group.before_step() is called before every optimizer's step."""
+    amp.watch_optimizers(importlib.import_module("torch.optim.optimizer"))  # torch.optim hides the module's name
+    cuda_steps.watch(group)
+
+
+def nccl_backend(store, rank, size, timeout):
+    """torch's ProcessGroupNCCL over a group's ranks."""
+    kind = getattr(dist, "ProcessGroupNCCL", None)
+    if kind is None:
+        raise UnsupportedError(
+            f"torch {torch.__version__} was built without NCCL, which joins the GPUs of a node; install torch for CUDA"
+        )
+    options = kind.Options()
+    if timeout:
+        options._timeout = datetime.timedelta(seconds=timeout)
+    return kind(dist.PrefixStore("paceline-nccl/", store), rank, size, options)
+
+
+def take_place(backend, device, other):
+    """`other` carries the device's tensors from now on, in whichever process group has `backend`."""
+    for group in list(dist.distributed_c10d._world.pg_map):
+        try:
+            mine = group._get_backend(torch.device(device.type)) is backend
+        except (AttributeError, RuntimeError):
+            continue
+        if mine:
+            group._register_backend(torch.device(device.type), dist.ProcessGroup.BackendType.NCCL, other)
+
+
+def _first_reason(communicator, missing):
+    """None: the path carries the group. "": one node. Else what stands in the way, the same on all ranks."""
+    me = communicator.identity
+    rows = _exchange(communicator, f"{me.node} {me.local_rank} {me.local_size} {missing}")
+    if me.node_count == 1:
+        return ""
+    for rank, row in enumerate(rows):
+        node, local_rank, local_size, text = row.split(" ", 3)
+        if text:
+            return f"rank {rank} of the group: {text}"
+        if int(local_size) != me.local_size:
+            return f"its nodes differ in size: {local_size} and {me.local_size} of its ranks"
+        if rank != int(node) * int(local_size) + int(local_rank):
+            return "its ranks are not in the order of their nodes"
+    return None
+
+
+def _exchange(communicator, text):
+    """Everybody's text, by rank."""
+    mine = ctypes.create_string_buffer(text.encode()[: _ROW - 1], _ROW)
+    rows = ctypes.create_string_buffer(_ROW * communicator.size)
+    communicator.run(
+        core.ALL_GATHER,
+        dtype=core.DTYPES["uint8"],
+        input=ctypes.addressof(mine),
+        output=ctypes.addressof(rows),
+        count=_ROW,
+        name="way of CUDA tensors",
+    )
+    raw = rows.raw
+    return [
+        raw[r * _ROW : (r + 1) * _ROW].split(b"\0", 1)[0].decode(errors="replace") for r in range(communicator.size)
+    ]
+
+
+def compress(process_group=None, codec="bf16"):
+    """Sums and means of float32 CUDA tensors in this process group travel between nodes as 16 bits from now on.
+
+    codec: "bf16", "fp16" or "none" (as before the first call). Every rank of the group calls it. It is for gradients:
+    the all-reduce or reduce-scatter of a sharded model. Inside a node, and where NCCL carries the group, nothing
+    changes; parameters (all-gather, broadcast) always travel as they are. Raises InvalidArgumentError for groups of
+    other backends.
+    """
+    group = process_group if process_group is not None else dist.distributed_c10d._get_default_group()
+    for device in ("cpu", "cuda"):
+        try:
+            backend = group._get_backend(torch.device(device))
+        except (AttributeError, RuntimeError):
+            continue
+        if getattr(backend, "paceline_cuda", None) is not None:
+            backend.paceline_cuda.compress(codec)
+            return
+    raise InvalidArgumentError("compress() is for process groups of backend 'cpu:paceline,cuda:paceline'")
+
+
+# --- the guard --------------------------------------------------------------------------------------------------------
+
+
+def fail_all(error):
+    """Ends every CUDA group of this process."""
+    for group in list(_groups):
+        group.fail(error)
+
+
+def _look_after():
+    """NCCL inside a node knows no deadline: a thread hears of lost ranks while there are groups with CUDA tensors."""
+    global _guard
+    if _guard is None or not _guard.is_alive():
+        _guard = threading.Thread(target=_look, daemon=True, name="paceline-guard")
+        _guard.start()
+
+
+def _look():
+    while True:
+        time.sleep(_LOOK_SECONDS)
+        groups = list(_groups)
+        if not groups:
+            return
+        for group in groups:
+            try:
+                group.check()
+            except PacelineError as error:
+                fail_all(error)
+                return
+        del groups, group
+
+
+# --- the backend's half -----------------------------------------------------------------------------------------------
+
+
+def first_cuda_device(arguments):
+    """The device of the first tensor among a method's arguments if that is a CUDA device, else None."""
+    for argument in arguments:
+        tensor = _first_tensor(argument)
+        if tensor is not None:
+            return tensor.device if tensor.device.type == "cuda" else None
+    return None
+
+
+def _first_tensor(argument):
+    while isinstance(argument, (list, tuple)):
+        argument = next((entry for entry in argument if isinstance(entry, torch.Tensor) or entry), None)
+    return argument if isinstance(argument, torch.Tensor) else None
+
+
+_METHODS = (
+    "allreduce",
+    "allreduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "broadcast",
+    "allgather",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "allgather_coalesced",
+    "gather",
+    "scatter",
+    "alltoall",
+    "all_to_all_single",
+    "send",
+    "recv",
+    "recv_anysource",
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "alltoall_base",
+    "allgather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
+#: What torch's NCCL calls some of them in versions before 2.15.
+_OLDER_NAMES = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
+
+
+def _by_device(name):
+    def method(self, *arguments, **named):
+        device = first_cuda_device((*arguments, *named.values()))
+        if device is None:
+            return getattr(super(ByDevice, self), name)(*arguments, **named)
+        way = self.paceline_cuda.way(device)
+        if self._batch is None:
+            self.paceline_cuda.settle(self)
+        else:
+            self._join_batch(way)
+        work = getattr(way, name if hasattr(way, name) else _OLDER_NAMES[name])(*arguments, **named)
+        if self._batch is not None:
+            self._cuda_batch.append(work)
+        return work
+
+    method.__name__ = name
+    return method
+
+
+class ByDevice:
+    """In front of the CPU's methods: CUDA tensors go to the CUDA half."""
+
+    paceline_cuda = None
+    _cuda_batch = ()
+    _nccl_batch = None
+
+    def start_coalescing(self, *arguments):
+        self._cuda_batch = []
+        return super().start_coalescing(*arguments)
+
+    _start_coalescing = start_coalescing
+
+    def end_coalescing(self, *arguments):
+        batch, self._cuda_batch = list(self._cuda_batch), ()
+        nccl, self._nccl_batch = self._nccl_batch, None
+        whole = super().end_coalescing(*arguments)
+        if nccl is not None:
+            return nccl._end_coalescing()
+        return together(batch) if batch else whole
+
+    def _join_batch(self, way):
+        """The first operation of a batch that falls to NCCL begins a batch there."""
+        if self._nccl_batch is None and not isinstance(way, CudaCollectives):
+            way._start_coalescing()
+            self._nccl_batch = way
+
+    def shutdown(self):
+        self.paceline_cuda.close()
+        super().shutdown()
+
+    def abort(self, *arguments):
+        super().abort(*arguments)
+        self.paceline_cuda.fail(AbortedError(f"rank {self._rank} called abort() on its process group"))
+
+
+for _name in _METHODS:
+    setattr(ByDevice, _name, _by_device(_name))

@@ -1,0 +1,292 @@
+"""Sharded training on backend "cpu:paceline,cuda:paceline": every collective, FSDP 1 and 2, ZeRO, against float64."""
+
+import time
+
+import torch
+import torch.distributed as dist
+from checks import check, run
+from gpu_world import DEVICE, NODES, RANK, SIZE, SLOTS, assert_same_bits
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import paceline.torch
+from paceline._torch.cuda_collectives import CudaCollectives
+
+STEPS = 10
+SIZES = [1, 33, 4097, 300_007, 3_000_001]
+
+
+def values(rank, count, dtype=torch.float32, salt=0):
+    """Small integers, whose sums every dtype here holds exactly."""
+    generator = torch.Generator().manual_seed(1000 * salt + rank)
+    return torch.randint(0, 9, (count,), generator=generator).to(dtype)
+
+
+def mine(count, dtype=torch.float32, salt=0):
+    return values(RANK, count, dtype, salt).to(DEVICE)
+
+
+def everyone(count, dtype=torch.float32, salt=0):
+    return [values(rank, count, dtype, salt) for rank in range(SIZE)]
+
+
+def half_of(group=None):
+    """The CUDA half of a process group's backend."""
+    group = group or dist.distributed_c10d._get_default_group()
+    return group._get_backend(torch.device("cpu")).paceline_cuda
+
+
+def assert_is(tensor, wanted):
+    assert torch.equal(tensor.cpu(), wanted), (tensor.cpu().double() - wanted.double()).abs().max()
+
+
+@check
+def the_groups_tensors_travel_through_paceline():
+    dist.all_reduce(torch.ones(8, device=DEVICE))
+    way = half_of().way(DEVICE)
+    assert isinstance(way, CudaCollectives), type(way)
+    before = way.path.stats()["wire_bytes"]
+    count = 1 << 20
+    dist.all_gather_into_tensor(torch.empty(SIZE * count, device=DEVICE), mine(count))
+    torch.cuda.synchronize()
+    dist.barrier()
+    sent = way.path.stats()["wire_bytes"] - before
+    assert sent == 4 * count * (NODES - 1), sent
+
+
+@check
+def every_collective_at_every_size():
+    for salt, count in enumerate(SIZES):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            tensor = mine(count, dtype, salt)
+            dist.all_reduce(tensor)
+            assert_is(tensor, sum(everyone(count, dtype, salt)))
+            output = torch.empty(count, dtype=dtype, device=DEVICE)
+            source = mine(count * SIZE, dtype, salt)
+            dist.reduce_scatter_tensor(output, source)
+            assert_is(output, sum(everyone(count * SIZE, dtype, salt))[RANK * count : (RANK + 1) * count])
+            assert_is(source, values(RANK, count * SIZE, dtype, salt))
+        for dtype in (torch.float32, torch.int64, torch.uint8):
+            output = torch.empty(SIZE * count, dtype=dtype, device=DEVICE)
+            dist.all_gather_into_tensor(output, mine(count, dtype, salt))
+            assert_is(output, torch.cat(everyone(count, dtype, salt)))
+            root = salt % SIZE
+            tensor = mine(count, dtype, salt)
+            dist.broadcast(tensor, root)
+            assert_is(tensor, values(root, count, dtype, salt))
+
+
+@check
+def other_reductions_views_and_lists():
+    for op, fold in ((dist.ReduceOp.MAX, lambda p: p.amax(0)), (dist.ReduceOp.MIN, lambda p: p.amin(0))):
+        for dtype in (torch.float32, torch.int64):
+            tensor = mine(1001, dtype)
+            dist.all_reduce(tensor, op)
+            assert_is(tensor, fold(torch.stack(everyone(1001, dtype))))
+    tensor = mine(1001, torch.float64)
+    dist.all_reduce(tensor)
+    assert_is(tensor, sum(everyone(1001, torch.float64)))
+    flat = mine(5001)
+    dist.all_reduce(flat[1:])  # not aligned
+    assert_is(flat[1:], sum(everyone(5001))[1:])
+    parts = [torch.empty(3 + rank, device=DEVICE) for rank in range(SIZE)]
+    dist.all_gather(parts, torch.full((3 + RANK,), float(RANK), device=DEVICE))
+    for rank, part in enumerate(parts):
+        assert_is(part, torch.full((3 + rank,), float(rank)))
+    output = torch.empty(7, device=DEVICE)
+    dist.reduce_scatter(output, list(mine(7 * SIZE).split(7)))
+    assert_is(output, sum(everyone(7 * SIZE))[7 * RANK : 7 * RANK + 7])
+    premul = dist._make_nccl_premul_sum(0.25)
+    dist.reduce_scatter_tensor(output, mine(7 * SIZE), premul)
+    assert_is(output, sum(everyone(7 * SIZE))[7 * RANK : 7 * RANK + 7] * 0.25)
+    found = [None] * SIZE
+    dist.all_gather_object(found, RANK)
+    assert found == list(range(SIZE))
+
+
+@check
+def the_host_goes_on_while_another_rank_is_late():
+    dist.all_reduce(torch.ones(8, device=DEVICE))
+    torch.cuda.synchronize()
+    dist.barrier()
+    if RANK == SIZE - 1:
+        time.sleep(1.0)
+    started = time.monotonic()
+    tensor = mine(100_000)
+    dist.all_reduce(tensor)
+    output = torch.empty(SIZE * 100_000, device=DEVICE)
+    dist.all_gather_into_tensor(output, tensor)
+    enqueued = time.monotonic() - started
+    assert_is(tensor, sum(everyone(100_000)))
+    assert enqueued < 0.5, f"the host was blocked for {enqueued:.2f} s"
+
+
+@check
+def many_in_flight_and_dropped():
+    """Works that nobody waits for, and memory that is given back at once."""
+    for turn in range(200):
+        tensor = torch.full((50_000,), float(turn), device=DEVICE)
+        work = dist.all_reduce(tensor, async_op=True)
+        if turn % 3 == 0:
+            work.wait()
+        del tensor
+    last = mine(10)
+    dist.all_reduce(last)
+    assert_is(last, sum(everyone(10)))
+
+
+def network(seed=3):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(64, 511), nn.Tanh(), nn.Linear(511, 511), nn.Tanh(), nn.Linear(511, 10))
+
+
+def batch(step, rank, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(977 * step + rank)
+    return torch.randn(16, 64, generator=generator).to(dtype)
+
+
+def loss_of(model, data):
+    return (model(data) ** 2).mean()
+
+
+def reference(optimizer=torch.optim.SGD, **arguments):
+    """One process in float64."""
+    model = network().double()
+    stepper = optimizer(model.parameters(), **arguments)
+    for step in range(STEPS):
+        stepper.zero_grad()
+        for rank in range(SIZE):
+            (loss_of(model, batch(step, rank, torch.float64)) / SIZE).backward()
+        stepper.step()
+    return dict(model.named_parameters())
+
+
+def train(model, stepper):
+    for step in range(STEPS):
+        stepper.zero_grad()
+        loss_of(model, batch(step, RANK).to(DEVICE)).backward()
+        stepper.step()
+
+
+def assert_near(parameters, wanted, bound=2e-5):
+    for name, got in parameters.items():
+        error = (got.detach().cpu().double() - wanted[name]).abs().max().item()
+        assert error < bound, (name, error)
+
+
+def meshes():
+    yield init_device_mesh("cuda", (SIZE,))
+    if SLOTS > 1:
+        yield init_device_mesh("cuda", (NODES, SLOTS), mesh_dim_names=("replicate", "shard"))
+    else:
+        yield init_device_mesh("cuda", (NODES, 1), mesh_dim_names=("replicate", "shard"))
+
+
+@check
+def fully_shard_in_one_and_two_dimensions():
+    from torch.distributed.fsdp import fully_shard
+
+    wanted = reference(lr=0.1, momentum=0.9)
+    for mesh in meshes():
+        model = network().to(DEVICE)
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        whole = {name: p.full_tensor() for name, p in model.named_parameters()}
+        assert_near(whole, wanted)
+        for name, parameter in whole.items():
+            assert_same_bits(parameter, name)
+        if mesh.ndim == 2 and SLOTS > 1:
+            assert not isinstance(half_of(mesh.get_group("shard"))._way, CudaCollectives), "NCCL joins a node"
+            assert isinstance(half_of(mesh.get_group("replicate"))._way, CudaCollectives)
+
+
+@check
+def gradients_travel_as_16_bits_where_asked():
+    from torch.distributed.fsdp import fully_shard
+
+    wanted = reference(lr=0.1, momentum=0.9)
+    mesh = list(meshes())[-1]
+    group = mesh.get_group("replicate")
+    paceline.torch.compress(group, "bf16")
+    model = network().to(DEVICE)
+    fully_shard(model, mesh=mesh)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    whole = {name: p.full_tensor() for name, p in model.named_parameters()}
+    assert_near(whole, wanted, 2e-2)
+    paceline.torch.compress(group, "none")
+
+
+@check
+def fsdp_of_one_and_of_hybrid_shards():
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    wanted = reference(lr=0.1, momentum=0.9)
+    flat, grid = list(meshes())
+    ways = [(ShardingStrategy.FULL_SHARD, flat), (ShardingStrategy.SHARD_GRAD_OP, flat)]
+    if SLOTS > 1:
+        ways.append((ShardingStrategy.HYBRID_SHARD, grid))
+    for strategy, mesh in ways:
+        model = FullyShardedDataParallel(
+            network().to(DEVICE),
+            device_mesh=mesh,
+            sharding_strategy=strategy,
+            auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+            device_id=DEVICE,
+            use_orig_params=True,
+        )
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        with FullyShardedDataParallel.summon_full_params(model):
+            found = {name: p.detach().clone() for name, p in model.module.named_parameters()}
+        assert_near({name.replace("_fsdp_wrapped_module.", ""): p for name, p in found.items()}, wanted)
+
+
+@check
+def the_optimizers_own_shards():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+
+    wanted = reference(optimizer=torch.optim.Adam, lr=1e-2)
+    model = DistributedDataParallel(network().to(DEVICE), device_ids=[DEVICE.index])
+    stepper = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam, lr=1e-2)
+    train(model, stepper)
+    assert_near(dict(model.module.named_parameters()), wanted, 2e-4)
+
+
+@check
+def clipping_and_a_loss_scale():
+    from torch.distributed.fsdp import fully_shard
+
+    model = network().to(DEVICE)
+    fully_shard(model)
+    stepper = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**8)
+    for step in range(4):
+        stepper.zero_grad()
+        scaler.scale(loss_of(model, batch(step, RANK).to(DEVICE))).backward()
+        scaler.unscale_(stepper)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        assert torch.isfinite(norm.full_tensor())
+        scaler.step(stepper)
+        scaler.update()
+    for name, parameter in model.named_parameters():
+        assert_same_bits(parameter.full_tensor(), name)
+
+
+@check
+def ended_and_made_again():
+    import os
+
+    for _ in range(2):
+        dist.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        dist.init_process_group("cpu:paceline,cuda:paceline")
+        tensor = mine(100)
+        dist.all_reduce(tensor)
+        assert_is(tensor, sum(everyone(100)))
+
+
+run()

@@ -1,0 +1,199 @@
+"""The CUDA half of the process group where there is no GPU: its methods on CPU tensors, and which way a group takes."""
+
+import threading
+import time
+
+import cuda_stand_in
+import pytest
+import torch
+import torch.distributed as dist
+from support import MODERN, Suite, names_of
+
+from paceline import _cuda
+from paceline import communicator as core
+from paceline._torch import cuda_group, cuda_steps
+from paceline.errors import InvalidArgumentError, PeerLostError, UnsupportedError
+
+pytestmark = pytest.mark.skipif(not MODERN, reason="torch before 2 has no backends per device")
+SUITES = {ranks: Suite("checks_cuda_group.py", ranks) for ranks in (2, 4)}
+
+
+@pytest.mark.parametrize("ranks", SUITES)
+@pytest.mark.parametrize("name", names_of("checks_cuda_group.py"))
+def test_methods(ranks, name):
+    SUITES[ranks].expect(name)
+
+
+# --- which way ------------------------------------------------------------------------------------------------------
+
+
+class Everybody:
+    """A communicator whose ranks are where `places` says; each exchange gives all ranks' rows."""
+
+    closed = False
+
+    def __init__(self, places, rank=0, missing=None):
+        self.places, self.rank, self.size = places, rank, len(places)
+        self.missing = missing or {}
+        nodes = sorted({node for node, _ in places})
+
+        class Identity:
+            node, local_rank = places[rank]
+            local_size = sum(1 for n, _ in places if n == places[rank][0])
+            node_count = len(nodes)
+
+        self.identity = Identity
+        self.lost = None
+
+    def run(self, collective, dtype, input, output, count, name):
+        assert collective == core.ALL_GATHER and dtype == core.DTYPES["uint8"] and name
+        import ctypes
+
+        for rank, (node, local_rank) in enumerate(self.places):
+            size = sum(1 for n, _ in self.places if n == node)
+            row = f"{node} {local_rank} {size} {self.missing.get(rank, '')}".encode()
+            ctypes.memmove(output + rank * count, row + bytes(count - len(row)), count)
+
+    def check_health(self):
+        if self.lost is not None:
+            raise self.lost
+
+
+@pytest.mark.parametrize(
+    ("places", "missing", "said"),
+    [
+        ([(0, 0), (0, 1)], {}, ""),
+        ([(0, 0), (1, 0)], {}, None),
+        ([(0, 0), (0, 1), (1, 0), (1, 1)], {}, None),
+        ([(0, 0), (1, 0), (0, 1), (1, 1)], {}, "order of their nodes"),
+        ([(0, 0), (0, 1), (1, 0)], {}, "differ in size: 1 and 2"),
+        ([(0, 0), (1, 0)], {1: "no driver: reboot"}, "rank 1 of the group: no driver: reboot"),
+    ],
+)
+def test_the_way_of_a_group(places, missing, said):
+    reason = cuda_group._first_reason(Everybody(places, missing=missing), "")
+    assert reason == said if said in ("", None) else said in reason
+
+
+def test_the_first_tensor_decides():
+    cpu, meta = torch.empty(1), torch.empty(1, device="meta")
+    for arguments in ([[cpu]], [[[cpu]], [meta]], [[], [cpu]], [None, 3], [meta]):
+        assert cuda_group.first_cuda_device(arguments) is None
+    assert cuda_group._first_tensor([[], [[cpu]]]) is cpu
+
+
+@pytest.fixture
+def group(monkeypatch):
+    made = cuda_group.CudaGroup(0, 2, dist.HashStore(), "group", 0.0, None)
+    taken = []
+    monkeypatch.setattr(made, "_take_path", lambda communicator, device: taken.append(communicator) or "path")
+    monkeypatch.setattr(made, "_take_nccl", lambda device, reason: taken.append(reason) or "nccl")
+    monkeypatch.setattr(cuda_group, "_look_after", lambda: None)
+    made.taken = taken
+    yield made
+    cuda_group._groups.discard(made)
+
+
+def with_communicator(monkeypatch, communicator):
+    communicator.close = lambda: setattr(communicator, "closed", True)
+    monkeypatch.setattr(cuda_group.endpoints, "make_communicator", lambda *_, **__: communicator)
+    return communicator
+
+
+def test_a_group_on_one_node_is_nccls(monkeypatch, group):
+    communicator = with_communicator(monkeypatch, Everybody([(0, 0), (0, 1)]))
+    assert group._open(torch.device("cpu")) == "nccl" and group.taken == [""] and communicator.closed
+
+
+def test_a_group_over_nodes_takes_the_path(monkeypatch, group):
+    monkeypatch.setattr(_cuda, "missing", lambda: "")
+    communicator = with_communicator(monkeypatch, Everybody([(0, 0), (1, 0)]))
+    assert group._open(torch.device("cpu")) == "path" and group.taken == [communicator] and not communicator.closed
+
+
+def test_the_setting_leaves_it_to_nccl(monkeypatch, group):
+    monkeypatch.setenv("PACELINE_CUDA_PATH", "torch")
+    assert group._open(torch.device("cpu")) == "nccl" and "PACELINE_CUDA_PATH=torch" in group.taken[0]
+
+
+def test_asked_for_it_is_an_error(monkeypatch, group):
+    monkeypatch.setenv("PACELINE_CUDA_PATH", "paceline")
+    communicator = with_communicator(monkeypatch, Everybody([(0, 0), (1, 0)], missing={1: "no driver"}))
+    with pytest.raises(UnsupportedError, match=r"PACELINE_CUDA_PATH=paceline.*rank 1 of the group: no driver"):
+        group._open(torch.device("cpu"))
+    assert communicator.closed
+
+
+def test_torch_without_nccl_is_named(monkeypatch):
+    monkeypatch.delattr(dist, "ProcessGroupNCCL", raising=False)
+    with pytest.raises(UnsupportedError, match="built without NCCL"):
+        cuda_group.nccl_backend(dist.HashStore(), 0, 1, 0)
+
+
+def test_another_device_is_named(group):
+    way = cuda_stand_in.CudaCollectives(cuda_stand_in.PointerPath(Everybody([(0, 0), (1, 0)])), None)
+    way.device = torch.device("cuda", 0)
+    group._way = way
+    assert group.way(torch.device("cuda", 0)) is way
+    with pytest.raises(UnsupportedError, match="cuda:0, got one on cuda:1"):
+        group.way(torch.device("cuda", 1))
+
+
+def test_another_backend_takes_the_place():
+    """From then on torch calls it without us."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = dist.distributed_c10d._get_default_group()
+        mine = group._get_backend(torch.device("cpu"))
+        other = dist.ProcessGroupGloo(dist.PrefixStore("other", dist.HashStore()), 0, 1)
+        cuda_group.take_place(mine, torch.device("cpu"), other)
+        assert group._get_backend(torch.device("cpu")) is other
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_compress_names_its_backend():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(InvalidArgumentError, match="cuda:paceline"):
+            cuda_group.compress()
+    finally:
+        dist.destroy_process_group()
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+class Aborted:
+    def __init__(self):
+        self.done = threading.Event()
+
+    def abort(self):
+        self.done.set()
+
+
+def test_a_lost_rank_ends_nccl_too(monkeypatch):
+    """The guard hears of it from the world's communicator, for NCCL inside a node would wait for ever."""
+    monkeypatch.setattr(cuda_group, "_LOOK_SECONDS", 0.01)
+    world = Everybody([(0, 0), (0, 1)])
+    group = cuda_group.CudaGroup(0, 2, None, "group", 0.0, world)
+    group._nccl = group._way = Aborted()
+    cuda_group._groups.add(group)
+    cuda_group._look_after()
+    time.sleep(0.05)
+    assert not group._nccl.done.is_set()
+    world.lost = PeerLostError("rank 1 is gone")
+    assert group._nccl.done.wait(5)
+    cuda_steps.watch(group)
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    cuda_group.watch_steps(group)
+    with pytest.raises(PeerLostError, match="rank 1 is gone"):
+        torch.optim.SGD([parameter], lr=1.0).step()
+    assert torch.equal(parameter.detach(), torch.ones(2))
+    with pytest.raises(PeerLostError, match="rank 1 is gone"):
+        group.way(torch.device("cuda", 0))
+    cuda_steps.unwatch(group)
+    cuda_group._groups.discard(group)
