@@ -304,7 +304,7 @@ void EngineImpl::settle(Record& r) {
     if (why.code() == Code::kMismatch && peer >= 0) {
       on_mismatch(r, peer, now_);
     } else if (peer >= 0) {
-      fail_with_peer(peer, why);
+      suspect(peer, why);
     } else {
       fail({why.code(), fmt::format("{} on {}: {}", r.description.title(),
                                     topology_.name(topology_.rank), why.message())},
@@ -434,7 +434,7 @@ void EngineImpl::carried(const wire::Completion& c, Time now) {
     return end(r, Status::ok());
   }
   if (c.status || c.status.code() == Code::kMismatch) return on_mismatch(r, r.peer, now);
-  fail_with_peer(r.peer, c.status);
+  suspect(r.peer, c.status);
 }
 
 bool EngineImpl::progress(Time now, std::vector<OpId>& ended) {
@@ -448,6 +448,8 @@ bool EngineImpl::progress(Time now, std::vector<OpId>& ended) {
     if (failure_) carried(c, now_);
   }
   for (const auto& l : events_.losses) on_loss(l);
+  if (failure_ && now_ >= suspicion_.due && !farewell_)
+    fail_with_peer(suspicion_.peer, suspicion_.why);
   if (failure_) {
     // The oldest first: what is to be sent leaves before more is made ready.
     uint64_t done = 0;
@@ -467,7 +469,7 @@ bool EngineImpl::progress(Time now, std::vector<OpId>& ended) {
     if (now_ >= next_check_) check_timers(now_);
     if (finishing_) try_goodbye();
   }
-  if (!failure_ && buffers_free_) {
+  if (!failure_ && buffers_free_ && !is_telling()) {
     while (!active_.empty()) {
       Record& r = *records_[active_.front()];
       end(r, failure_);
@@ -482,7 +484,12 @@ bool EngineImpl::progress(Time now, std::vector<OpId>& ended) {
 
 Time EngineImpl::next_timer() const {
   Time t = channel_.next_timer();
-  if (!failure_) return buffers_free_ && active_.empty() ? t : std::min(t, now_);
+  if (!failure_) {
+    if (!buffers_free_) return std::min(t, now_);
+    if (is_telling()) return std::min(t, tell_until_);
+    return active_.empty() ? t : std::min(t, now_);
+  }
+  if (!farewell_) t = std::min(t, suspicion_.due);
   if (!just_ended_.empty()) return now_;
   for (auto slot : active_) {
     const Record& r = *records_[slot];

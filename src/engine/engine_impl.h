@@ -124,6 +124,8 @@ class EngineImpl final : public Engine {
   // faults.cc
   void fail(const Status& why, Rank told_by);
   void fail_with_peer(Rank peer, const Status& why);
+  void suspect(Rank peer, const Status& why);
+  [[nodiscard]] bool is_telling() const { return now_ < tell_until_ && channel_.notes_waiting(); }
   void on_note(const wire::Note& note, Time now);
   void on_loss(const wire::Loss& loss);
   void on_inquiry(Rank from, const ControlNote& note, Time now);
@@ -184,6 +186,14 @@ class EngineImpl final : public Engine {
   Time next_check_ = kNever;
 
   Status failure_;
+  /// A peer whose end this rank has met, while it listens whether that was the end of another's first.
+  struct Suspicion {
+    Rank peer = -1;
+    Status why;
+    Time due = kNever;
+  };
+  Suspicion suspicion_;
+  Time tell_until_ = 0;  ///< after a failure: operations end by then, whoever has not heard of it
   bool channel_aborted_ =
       false;                   ///< the channel was told; its next progress() lets go of all buffers
   bool buffers_free_ = false;  ///< after a failure: no buffer is touched any more

@@ -19,6 +19,12 @@ constexpr Time kAnswerWithin = 500 * kMillisecond;
 constexpr Time kInquiryAtMost = 1500 * kMillisecond;
 // Up to so many ranks a failure is told to every one directly.
 constexpr Rank kTellAll = 32;
+// A rank that has met the end of a peer listens so long for why that peer left: one that ended because of
+// another's end, or of a mismatch, told so before it left. One that aborted lives, and its note is on its way.
+constexpr Time kHearWithin = 100 * kMillisecond;
+constexpr Time kHearAbortedWithin = kSecond;
+// The other way round: so long a failed rank keeps its caller (who may end the process) until its notes have left.
+constexpr Time kTellWithin = 200 * kMillisecond;
 
 std::string seconds(Time t) { return fmt::format("{:g} s", static_cast<double>(t) / kSecond); }
 
@@ -58,6 +64,7 @@ void EngineImpl::fail(const Status& why, Rank told_by) {
   }
   channel_.abort(why);
   channel_aborted_ = true;
+  tell_until_ = after(now_, kTellWithin);
 }
 
 void EngineImpl::abort(const Status& why) {
@@ -77,6 +84,13 @@ void EngineImpl::fail_with_peer(Rank peer, const Status& why) {
        peer);
 }
 
+// The first one stands: what follows may follow from it.
+void EngineImpl::suspect(Rank peer, const Status& why) {
+  if (!failure_ || suspicion_.peer >= 0) return;
+  const bool lives = why.code() == Code::kAborted;
+  suspicion_ = {peer, why, after(now_, lives ? kHearAbortedWithin : kHearWithin)};
+}
+
 void EngineImpl::on_loss(const wire::Loss& loss) {
   if (loss.peer < 0 || loss.peer >= topology_.size()) return;
   auto& gone = gone_[static_cast<std::size_t>(loss.peer)];
@@ -91,7 +105,7 @@ void EngineImpl::on_loss(const wire::Loss& loss) {
     waited_for |= std::find(on.begin(), on.end(), loss.peer) != on.end();
   }
   if (said_goodbye && !waited_for) return;
-  fail_with_peer(loss.peer, loss.status);
+  suspect(loss.peer, loss.status);
 }
 
 void EngineImpl::on_note(const wire::Note& wire_note, Time now) {

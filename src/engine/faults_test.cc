@@ -190,8 +190,9 @@ TEST(Faults, DeathOfOneEndsAllEvenIdleOnesNamingRankAndHost) {
     cluster.kill(victim);
     ASSERT_TRUE(cluster.drive([&] {
       for (Rank r = 0; r < size; ++r) {
-        if (r != victim && cluster[r].outcome(ids[static_cast<std::size_t>(r)]) == nullptr)
-          return false;
+        if (r == victim) continue;
+        if (cluster[r].outcome(ids[static_cast<std::size_t>(r)]) == nullptr) return false;
+        if (cluster[r].health().is_ok()) return false;  // its own part may have ended well before
       }
       return true;
     }));
@@ -202,6 +203,27 @@ TEST(Faults, DeathOfOneEndsAllEvenIdleOnesNamingRankAndHost) {
       auto name = test_topology(0, size, 1).name(victim);
       EXPECT_TRUE(contains(cluster[r].health().message(), name)) << cluster[r].health().message();
     }
+  }
+}
+
+// What a rank said before it left counts, not that it left: the others must not blame the messenger.
+TEST(Faults, ARankThatLeavesWithAFailureIsNotBlamedForIt) {
+  Cluster cluster(4);
+  std::vector<std::vector<float>> data(4, std::vector<float>(100000, 1));
+  std::vector<OpId> ids;
+  std::vector<OpId> ended;
+  for (Rank r = 0; r < 4; ++r)
+    ids.push_back(*cluster[r].submit(all_reduce(data[static_cast<std::size_t>(r)], "g"), 0));
+  for (Rank r = 0; r < 4; ++r) cluster[r].progress(0, ended);
+  cluster[1].abort({Code::kMismatch, "the shapes differ"});
+  ASSERT_TRUE(cluster.drive([&] { return cluster[1].outcome(ids[1]) != nullptr; }));
+  cluster.kill(1);
+  ASSERT_TRUE(cluster.drive([&] {
+    return cluster[0].outcome(ids[0]) && cluster[2].outcome(ids[2]) && cluster[3].outcome(ids[3]);
+  }));
+  for (Rank r : {0, 2, 3}) {
+    EXPECT_EQ(cluster[r].health().code(), Code::kMismatch) << cluster[r].health().to_string();
+    EXPECT_TRUE(contains(cluster[r].health().message(), "the shapes differ"));
   }
 }
 

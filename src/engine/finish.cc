@@ -52,7 +52,7 @@ void EngineImpl::on_farewell() {
 bool EngineImpl::finish(Time now, Time deadline) {
   now_ = std::max(now_, now);
   finishing_ = true;
-  if (!failure_) return buffers_free_ && active_.empty();
+  if (!failure_) return buffers_free_ && active_.empty() && !is_telling();
   try_goodbye();
   if (now >= deadline) return true;
   return farewell_ && (unseen_.empty() || now >= farewell_until_);

@@ -114,6 +114,8 @@ class Channel {
   virtual void receive(Rank peer, Tag tag, uint32_t digest, Inbox inbox, uint64_t cookie) = 0;
   /// Delivered at least until the peer is lost; no completion. Connects if need be.
   virtual void post_note(Rank peer, std::span<const std::byte> bytes) = 0;
+  /// True while a note for a peer that is not lost waits in this process: it would end with it.
+  [[nodiscard]] virtual bool notes_waiting() const { return false; }
 
   /// Moves what can be moved now and appends what happened. Returns true when anything did.
   virtual bool progress(Time now, Events& events) = 0;

@@ -30,6 +30,9 @@ class Router final : public Channel {
             uint64_t cookie) override;
   void receive(Rank peer, Tag tag, uint32_t digest, Inbox inbox, uint64_t cookie) override;
   void post_note(Rank peer, std::span<const std::byte> bytes) override;
+  [[nodiscard]] bool notes_waiting() const override {
+    return (near_ && near_->notes_waiting()) || (far_ && far_->notes_waiting());
+  }
   bool progress(Time now, Events& events) override;
   [[nodiscard]] Time next_timer() const override;
   [[nodiscard]] int poll_fd() const override { return poll_fd_; }

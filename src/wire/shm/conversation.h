@@ -12,6 +12,7 @@
 // and then says that it has taken them.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <span>
@@ -42,6 +43,12 @@ class Conversation {
 
   void send(Tag tag, uint32_t digest, std::span<const std::byte> data, uint64_t cookie);
   void receive(Tag tag, uint32_t digest, Inbox inbox, uint64_t cookie);
+  /// Something that was to be told, not a message, waits for the link or for room in the ring.
+  [[nodiscard]] bool notes_waiting() const {
+    return !ended() && std::any_of(queue_.begin(), queue_.end(), [](const Queued& queued) {
+      return queued.header.type == RecordType::kNote;
+    });
+  }
   void post_note(std::span<const std::byte> bytes);
 
   void attach(std::unique_ptr<Link> link) { link_ = std::move(link); }

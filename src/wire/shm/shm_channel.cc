@@ -24,6 +24,9 @@ constexpr uint64_t kLinkKey = 2;
 /// more than a short message does.
 constexpr Time kSocketPeriod = 200 * kMicrosecond;
 
+/// Looks at what a peer left behind in its ring: each takes a few hundred records.
+constexpr int kLastTurns = 1000;
+
 class Impl final : public ShmChannel {
  public:
   Impl(ShmOptions options, Listener listener, Fd bell, Fd epoll)
@@ -71,6 +74,11 @@ class Impl final : public ShmChannel {
     with->post_note(bytes);
   }
 
+  [[nodiscard]] bool notes_waiting() const override {
+    return std::any_of(peers_.begin(), peers_.end(),
+                       [](const auto& peer) { return peer && peer->notes_waiting(); });
+  }
+
   bool progress(Time now, Events& events) override;
   [[nodiscard]] Time next_timer() const override { return connector_->next_timer(); }
   [[nodiscard]] int poll_fd() const override { return epoll_.get(); }
@@ -108,7 +116,10 @@ class Impl final : public ShmChannel {
   void look_at_sockets();
   void connect(Time now, Events& events);
   bool exchange(Events& events);
-  bool transfer(Events& events);
+  bool transfer();
+  void fall_silent(Rank rank) {
+    if (std::find(silent_.begin(), silent_.end(), rank) == silent_.end()) silent_.push_back(rank);
+  }
   void lose(Rank peer, const Status& why, Events& events);
   void end(Rank peer, const Status& why);
   void hand_out(Events& events);
@@ -164,11 +175,14 @@ bool Impl::progress(Time now, Events& events) {
     look_at_sockets();
     connect(now, events);
   }
-  moved = transfer(events) || moved;
+  moved = transfer() || moved;
   for (Rank rank : std::exchange(silent_, {})) {
-    // What the peer published before its end still counts.
-    bool more = false;
-    if (!find(rank)->ended()) (void)find(rank)->exchange(more);
+    // What the peer published before its end still counts: it may have left because of another's.
+    bool more = !find(rank)->ended();
+    for (int turn = 0; more && turn < kLastTurns; ++turn) {
+      more = false;
+      if (!find(rank)->exchange(more).is_ok()) break;
+    }
     lose(rank,
          {Code::kPeerLost, fmt::format("{} is gone: its process ended or closed its connection",
                                        find(rank)->name())},
@@ -198,9 +212,7 @@ void Impl::look_at_sockets() {
     } else if (key >= kLinkKey) {
       const auto rank = static_cast<Rank>(key - kLinkKey);
       auto* link = find(rank)->link();
-      if (link == nullptr || std::find(silent_.begin(), silent_.end(), rank) != silent_.end())
-        continue;
-      if (!link->read_socket() || !link->alive()) silent_.push_back(rank);
+      if (link != nullptr && (!link->read_socket() || !link->alive())) fall_silent(rank);
     }
   }
 }
@@ -240,7 +252,7 @@ bool Impl::exchange(Events& events) {
 }
 
 /// A chunk per peer and round, so that all peers and both directions move.
-bool Impl::transfer(Events& events) {
+bool Impl::transfer() {
   uint64_t total = 0;
   for (bool moved = true; moved && total < shared_.options.progress_bytes;) {
     moved = false;
@@ -252,9 +264,9 @@ bool Impl::transfer(Events& events) {
         const uint64_t bytes = with->transfer(status);
         total += bytes;
         moved = moved || bytes != 0;
-        if (!status.is_ok()) lose(rank, status, events);
+        if (!status.is_ok()) fall_silent(rank);
       }
-      if (i < linked_.size() && linked_[i] == rank) ++i;
+      ++i;
     }
   }
   return total != 0;

@@ -174,6 +174,16 @@ void TcpChannelImpl::post_note(Rank rank, std::span<const std::byte> bytes) {
   if (TcpPeer* peer = use_peer(rank, 0, false)) peer->session->note(bytes);
 }
 
+// Any sequenced frame counts: they leave in order, and after an abort notes are nearly all of them.
+bool TcpChannelImpl::notes_waiting() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) {
+    const TcpPeer& peer = *entry.second;
+    if (!peer.session->lost().is_ok() || peer.session->departed()) return false;
+    return !peer.session->all_control_pulled() ||
+           (peer.control != nullptr && peer.control->out_begin < peer.control->out.size());
+  });
+}
+
 void TcpChannelImpl::mark(TcpPeer& peer) {
   if (peer.dirty) return;
   peer.dirty = true;

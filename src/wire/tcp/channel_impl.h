@@ -45,6 +45,7 @@ class TcpChannelImpl final : public TcpChannel {
             uint64_t cookie) override;
   void receive(Rank peer, Tag tag, uint32_t digest, Inbox inbox, uint64_t cookie) override;
   void post_note(Rank peer, std::span<const std::byte> bytes) override;
+  [[nodiscard]] bool notes_waiting() const override;
   bool progress(Time now, Events& events) override;
   [[nodiscard]] Time next_timer() const override;
   [[nodiscard]] int poll_fd() const override { return epoll_.get(); }
