@@ -31,14 +31,28 @@ def fail_now(which):
         raise ValueError("their own bug")
 
 
+def wrapped(net):
+    """DDP, or on "cuda:paceline" a sharded model."""
+    if "cuda:paceline" not in os.environ.get("CHECKS_BACKEND", ""):
+        return DistributedDataParallel(net.to(DEVICE), device_ids=[DEVICE.index])
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(net.to(DEVICE))
+
+
+def local(parameter):
+    """This rank's shard, where there are shards."""
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
 def main():
     which, where = sys.argv[1:3]
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(512, 2048), nn.Tanh(), nn.Linear(2048, 2048), nn.Tanh(), nn.Linear(2048, 16))
-    model = DistributedDataParallel(net.to(DEVICE), device_ids=[DEVICE.index])
+    model = wrapped(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(1_000_000):
-        before = [p.detach().clone() for p in model.parameters()]
+        before = [local(p).detach().clone() for p in model.parameters()]
         optimizer.zero_grad()
         data = torch.randn(8, 512, device=DEVICE)
         try:
@@ -53,7 +67,7 @@ def main():
             raise
         except BaseException as error:
             seen = time.monotonic()
-            same = all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+            same = all(torch.equal(a, local(b)) for a, b in zip(before, model.parameters()))
             kinds = [kind.__name__ for kind in type(error).__mro__]
             note(kind=type(error).__name__, kinds=kinds, text=str(error), at=seen, unchanged=same, step=step)
             faulthandler.dump_traceback_later(5)  # what it hangs in, if it does

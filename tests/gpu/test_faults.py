@@ -29,6 +29,14 @@ def test_a_killed_rank_is_named_within_two_seconds(nodes, where, backend):
         assert report["at"] - victim["at"] < 2.0, report["at"] - victim["at"]
 
 
+def test_a_killed_rank_of_a_sharded_model_is_named():
+    others, victim, everything = survivors("killed", "before", 2, CHECKS_BACKEND="cpu:paceline,cuda:paceline")
+    for report in others:
+        assert report["kind"] == "PeerLostError", everything
+        assert "rank 1" in report["text"], report["text"]
+        assert report["at"] - victim["at"] < 2.0, report["at"] - victim["at"]
+
+
 def test_a_stopped_rank_is_named_at_the_deadline():
     others, victim, everything = survivors("stopped", "before", 2, PACELINE_TIMEOUT="5", CHECKS_BACKEND="nccl")
     for report in others:

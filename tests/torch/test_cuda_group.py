@@ -86,7 +86,7 @@ def test_the_first_tensor_decides():
 def group(monkeypatch):
     made = cuda_group.CudaGroup(0, 2, dist.HashStore(), "group", 0.0, None)
     taken = []
-    monkeypatch.setattr(made, "_take_path", lambda communicator, device: taken.append(communicator) or "path")
+    monkeypatch.setattr(made, "_take_path", lambda communicator, device: (taken.append(communicator) or "path", ""))
     monkeypatch.setattr(made, "_take_nccl", lambda device, reason: taken.append(reason) or "nccl")
     monkeypatch.setattr(cuda_group, "_look_after", lambda: None)
     made.taken = taken
@@ -109,6 +109,22 @@ def test_a_group_over_nodes_takes_the_path(monkeypatch, group):
     monkeypatch.setattr(_cuda, "missing", lambda: "")
     communicator = with_communicator(monkeypatch, Everybody([(0, 0), (1, 0)]))
     assert group._open(torch.device("cpu")) == "path" and group.taken == [communicator] and not communicator.closed
+
+
+def test_a_path_that_cannot_be_made_leaves_it_to_nccl(monkeypatch):
+    made = cuda_group.CudaGroup(0, 2, dist.HashStore(), "group", 0.0, None)
+    communicator = with_communicator(monkeypatch, Everybody([(0, 0), (1, 0)]))
+    said = []
+
+    def refuse(*_arguments, **_named):
+        raise UnsupportedError("32 MiB of pinned host memory: out of memory")
+
+    monkeypatch.setattr(_cuda, "missing", lambda: "")
+    monkeypatch.setattr(_cuda, "CudaCommunicator", refuse)
+    monkeypatch.setattr(made, "_take_nccl", lambda device, reason: said.append(reason) or "nccl")
+    monkeypatch.setattr(cuda_group, "_look_after", lambda: None)
+    assert made._open(torch.device("cpu")) == "nccl" and "out of memory" in said[0] and communicator.closed
+    cuda_group._groups.discard(made)
 
 
 def test_the_setting_leaves_it_to_nccl(monkeypatch, group):

@@ -115,18 +115,19 @@ class CudaGroup:
         if torch.cuda.is_available():
             torch.cuda.synchronize(device)
         _groups.add(self)
-        reason, communicator = self._reason(device)
+        reason, communicator = self._reason()
+        way = None
         if reason is None:
-            way = self._take_path(communicator, device)
-        else:
+            way, reason = self._take_path(communicator, device)
+        if way is None:
             if communicator is not None:
                 communicator.close()
             way = self._take_nccl(device, reason)
         _look_after()
         return way
 
-    def _reason(self, device):
-        """(why the group is left to NCCL, communicator), alike on all ranks; None: the path carries it."""
+    def _reason(self):
+        """(why the group is left to NCCL, communicator), alike on all ranks; None: the path may carry it."""
         wish = core.setting("cuda_path", _state.face)
         if self.size == 1 or wish == "torch":
             return ("" if self.size == 1 else "PACELINE_CUDA_PATH=torch asks for it"), None
@@ -135,27 +136,30 @@ class CudaGroup:
         )
         try:
             reason = _first_reason(communicator, "" if communicator.identity.node_count == 1 else _cuda.missing())
+            _refuse_if_asked_for(reason)
         except BaseException:
             communicator.close()
             raise
-        if reason and wish == "paceline":
-            communicator.close()
-            raise UnsupportedError(f"PACELINE_CUDA_PATH=paceline, but this group can't travel through it: {reason}")
         return reason, communicator
 
     def _take_path(self, communicator, device):
-        made = _cuda.CudaCommunicator(communicator, device.index, pinned=_PINNED)
+        """(CudaCollectives, "") or (None, why not), alike on all ranks: a creation that fails on one fails on all."""
+        try:
+            made = _cuda.CudaCommunicator(communicator, device.index, pinned=_PINNED)
+        except PacelineError as error:
+            _refuse_if_asked_for(str(error))
+            return None, str(error)
         self.communicator = made
         way = CudaCollectives(made, Streams(device))
         way.device = device
         way.compress(self._codec)
-        _state.say_once(self.rank, f"CUDA tensors of {self._name}: {made.describe().removeprefix('paceline: ')}")
+        _state.say_once(_job_rank(), f"CUDA tensors of {self._name}: {made.describe().removeprefix('paceline: ')}")
         watch_steps(self)
-        return way
+        return way, ""
 
     def _take_nccl(self, device, reason):
         if reason:
-            _state.say_once(self.rank, f"CUDA tensors of {self._name} travel by NCCL alone: {reason}")
+            _state.say_once(_job_rank(), f"CUDA tensors of {self._name} travel by NCCL alone: {reason}")
         made = nccl_backend(self._store, self.rank, self.size, self._timeout)
         self._nccl, self._unplaced = made, device
         watch_steps(self)
@@ -166,6 +170,15 @@ class CudaGroup:
         device, self._unplaced = self._unplaced, None
         if device is not None:
             take_place(backend, device, self._nccl)
+
+
+def _job_rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _refuse_if_asked_for(reason):
+    if reason and core.setting("cuda_path", _state.face) == "paceline":
+        raise UnsupportedError(f"PACELINE_CUDA_PATH=paceline, but this group can't travel through it: {reason}")
 
 
 def watch_steps(group):
