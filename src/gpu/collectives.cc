@@ -136,6 +136,7 @@ Result<uint64_t> Path::submit_part(const Collective& c, PathRequest part, uint64
   const double extra = part.format.codec == device::cuda::WireCodec::kFp16 ? gradient_scale_ : 1.0;
   job.scale_in = static_cast<float>((c.average ? 1.0 / me_.size : 1.0) * c.factor * extra);
   job.scale_out = static_cast<float>(1.0 / extra);
+  job.operation->meets = shape_.local_size > 1 && !reduces && job.last && block > 0;
   return launch(job, c.stream);
 }
 
@@ -145,6 +146,10 @@ Status Path::enqueue_begin(Job& job) {
   const uint64_t block = block_bytes(c);
   if (c.kind != PathKind::kReduceScatter)
     PACELINE_CUDA_CALL(api_, stream_wait_event, copy_, caller_, 0);
+  // What was copied on the out stream has its flag first.
+  if (c.kind != PathKind::kReduceScatter && beside_ != nullptr &&
+      !reached(Flags::load(flags_.out()), beside_flag_))
+    PACELINE_CUDA_CALL(api_, stream_wait_event, copy_, beside_, 0);
   if (!job.first || block == 0) return Status::ok();
   if (c.kind == PathKind::kAllGather) {
     const uint64_t own = c.output + static_cast<uint64_t>(me_.rank) * block;

@@ -425,9 +425,9 @@ void run_with_fault(const ClusterOptions& o, const std::string& what, bool must_
 TEST(CollectiveFaultsOfCalls, EveryCallOfTheDriverMayFail) {
   ClusterOptions o;
   const std::vector<std::string> functions = {
-      "memcpy_dtoh_async", "memcpy_htod_async",   "memcpy_dtod_async",    "memset_d8_async",
-      "stream_wait_event", "stream_wait_value32", "stream_write_value32", "event_record",
-      "launch_kernel",     "stream_is_capturing"};
+      "memcpy_dtoh_async", "memcpy_htod_async",   "memcpy_dtod_async",
+      "stream_wait_event", "stream_wait_value32", "stream_write_value32",
+      "event_record",      "launch_kernel",       "stream_is_capturing"};
   std::vector<uint64_t> created, all;
   {
     Cluster cluster(o);

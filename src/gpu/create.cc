@@ -168,8 +168,9 @@ Status Path::make_streams() {
   PACELINE_ASSIGN(copy_, objects_.stream());
   PACELINE_ASSIGN(gather_, objects_.stream());
   PACELINE_ASSIGN(caller_, objects_.event());
-  lanes_.resize(static_cast<size_t>(options_.lanes));
-  for (auto& lane : lanes_) {
+  lanes_.resize(static_cast<size_t>(options_.lanes) + 1);
+  lanes_.back().in = gather_;
+  for (auto& lane : std::span(lanes_).first(lanes_.size() - 1)) {
     PACELINE_ASSIGN(lane.in, objects_.stream());
     if (shape_.nodes > 2) {
       PACELINE_ASSIGN(lane.back, objects_.stream());
@@ -214,14 +215,15 @@ Status Path::make_slots() {
   PACELINE_ASSIGN(reports_, objects_.memory(kEnds * sizeof(uint32_t), "reports"));
   for (auto& lane : lanes_) {
     PACELINE_ASSIGN(lane.in_slots, objects_.memory(nodes * slot_bytes_, "encodings that come in"));
-    if (shape_.nodes == 2) continue;
+    if (lane.back == nullptr) continue;
     PACELINE_ASSIGN(lane.sum_slot, objects_.memory(slot_bytes_, "encoded sums"));
     PACELINE_ASSIGN(lane.back_slots, objects_.memory(2 * slot_bytes_, "sums that come in"));
   }
-  const size_t bytes = Flags::bytes(options_.lanes);
+  const int lanes = options_.lanes + 1;
+  const size_t bytes = Flags::bytes(lanes);
   PACELINE_ASSIGN(auto* memory, objects_.pinned(bytes, "flags"));
   std::memset(memory, 0, bytes);
-  flags_ = Flags(memory, options_.lanes);
+  flags_ = Flags(memory, lanes);
   return Status::ok();
 }
 
@@ -243,6 +245,12 @@ Status Path::drain(cu::Stream stream, const char* what, double seconds) const {
 
 Status Path::join_node() {
   if (!node_) return Status::ok();
+  std::vector<int> ranks(static_cast<size_t>(shape_.local_size));
+  for (size_t r = 0; r < places_.size(); ++r) {
+    if (places_[r].first == me_.node)
+      ranks[static_cast<size_t>(places_[r].second)] = static_cast<int>(r);
+  }
+  PACELINE_ASSIGN(node_group_, wire_.group(ranks));
   NodeIds ids;
   if (me_.local_rank == 0) {
     PACELINE_ASSIGN(ids, Node::make_ids(*nccl_));
@@ -265,6 +273,7 @@ Status Path::join_node() {
 
 Status Path::warm_up() {
   PACELINE_RETURN_IF_ERROR(warm_up_memory_operations());
+  PACELINE_CUDA_CALL(api_, memset_d8_async, reports_, 0, kEnds * sizeof(uint32_t), out_);
   PACELINE_RETURN_IF_ERROR(warm_up_codecs());
   if (node_) {
     PACELINE_CUDA_CALL(api_, memset_d8_async, out_slots_[0].memory, 0, 4096, out_);
@@ -339,8 +348,9 @@ Status Path::warm_up_wire() {
 void Path::start() {
   Pump::Options o;
   o.flags = flags_;
-  o.lanes = options_.lanes;
+  o.lanes = options_.lanes + 1;
   o.node = shape_.node;
+  o.node_group = node_group_;
   o.peers = peers_;
   o.check = [this] { return check_gpu(); };
   o.failed = [this](const Status& why) { on_failure(why); };

@@ -30,14 +30,7 @@ Status Path::enqueue(Job& job, cu::Stream caller) {
 Status Path::enqueue_out(Job& job) {
   const auto& o = *job.operation;
   const auto& plan = *o.plan;
-  // A report word is used again after a ring's length of operations: long ones hold the out stream back by their slots, but
-  // those without pieces here could run ahead of the copies.
-  if (o.sequence % (ends_.size() / 2) == 0) {
-    PACELINE_CUDA_CALL(api_, event_record, all_copied_, copy_);
-    PACELINE_CUDA_CALL(api_, stream_wait_event, out_, all_copied_, 0);
-  }
-  if (plan.reports())
-    PACELINE_CUDA_CALL(api_, memset_d8_async, job.report, 0, sizeof(uint32_t), out_);
+  PACELINE_RETURN_IF_ERROR(clear_reports(o.sequence));
   if (job.residuals) PACELINE_RETURN_IF_ERROR(hand_over(job));
   if (job.collective != nullptr)
     PACELINE_RETURN_IF_ERROR(enqueue_begin(job));
@@ -51,6 +44,26 @@ Status Path::enqueue_out(Job& job) {
                                             : enqueue_moved_out(job, i));
   return enqueue_report(job);
 }
+
+// Report words are a ring, cleared by halves: a half when its first word is used, after all copies of what it held.
+Status Path::clear_reports(uint64_t sequence) {
+  const uint64_t half = ends_.size() / 2;
+  if (sequence % half != 0) return Status::ok();
+  PACELINE_CUDA_CALL(api_, event_record, all_copied_, copy_);
+  PACELINE_CUDA_CALL(api_, stream_wait_event, out_, all_copied_, 0);
+  PACELINE_CUDA_CALL(api_, memset_d8_async, reports_ + sequence % ends_.size() * sizeof(uint32_t),
+                     0, half * sizeof(uint32_t), out_);
+  return Status::ok();
+}
+
+Status Path::copy_report(const Job& job, cu::Stream stream) {
+  PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, job.operation->host + kReportOffset, job.report,
+                     sizeof(uint32_t), stream);
+  return Status::ok();
+}
+
+/// Whether all copies out that were enqueued are over: no call of the driver is needed to know.
+bool Path::out_is_idle() const { return reached(Flags::load(flags_.out()), out_issued_); }
 
 /// Which parameters' elements lie in `span` of the buffer.
 std::vector<ResidualRange> Path::ranges_of(const Job& job, Span span) {
@@ -165,22 +178,29 @@ Status Path::enqueue_piece_out(Job& job, size_t index) {
   const auto& plan = *o.plan;
   const auto& piece = plan.pieces[index];
   auto& slot = out_slots_[next_slot_++ % out_slots_.size()];
-  if (slot.copied != nullptr) PACELINE_CUDA_CALL(api_, stream_wait_event, out_, slot.copied, 0);
+  if (slot.copied != nullptr && !reached(Flags::load(flags_.out()), slot.flag))
+    PACELINE_CUDA_CALL(api_, stream_wait_event, out_, slot.copied, 0);
   job.copied[index] = slot.copied = copied_[++next_copied_ % copied_.size()];
+  // A piece alone, with nothing before it on its way out and its pinned memory free, needs no stream of its own for the
+  // copy. The out flag still grows in order: what comes later on the copy stream waits for this.
+  const bool alone = plan.pieces.size() == 1 && out_is_idle() && o.tenant <= pump_->retired();
+  cu::Stream stream = alone ? out_ : copy_;
   const int nodes = plan.scatters() ? shape_.nodes : 1;
   for (int n = 0; n < nodes; ++n) {
     const Span part = plan.part(piece, n);
     if (part.elements > 0)
       PACELINE_RETURN_IF_ERROR(encode_part(job, part, n, slot.memory + plan.slot(piece, n)));
   }
-  PACELINE_CUDA_CALL(api_, event_record, slot.encoded, out_);
-  PACELINE_CUDA_CALL(api_, stream_wait_event, copy_, slot.encoded, 0);
+  if (!alone) {
+    PACELINE_CUDA_CALL(api_, event_record, slot.encoded, out_);
+    PACELINE_CUDA_CALL(api_, stream_wait_event, copy_, slot.encoded, 0);
+  }
   // This rank's own encoding lands among those that come in; the others' where they are sent from.
   const auto me = static_cast<uint64_t>(shape_.node);
   std::byte* const own = o.host + piece.in_offset + me * piece.slot_bytes;
   const auto copy = [&](std::byte* to, uint64_t first, uint64_t bytes) -> Status {
     if (bytes > 0)
-      PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, to, slot.memory + first, bytes, copy_);
+      PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, to, slot.memory + first, bytes, stream);
     return Status::ok();
   };
   if (!plan.scatters()) {
@@ -194,19 +214,26 @@ Status Path::enqueue_piece_out(Job& job, size_t index) {
     PACELINE_RETURN_IF_ERROR(copy(own, mine, plan.part_bytes(piece, shape_.node)));
     PACELINE_RETURN_IF_ERROR(copy(away + next, next, last - next));
   }
-  PACELINE_CUDA_CALL(api_, stream_write_value32, copy_, Flags::address(flags_.out()), ++out_issued_,
+  if (index + 1 == plan.pieces.size()) PACELINE_RETURN_IF_ERROR(copy_report(job, stream));
+  slot.flag = ++out_issued_;
+  PACELINE_CUDA_CALL(api_, stream_write_value32, stream, Flags::address(flags_.out()), out_issued_,
                      0);
-  PACELINE_CUDA_CALL(api_, event_record, slot.copied, copy_);
+  PACELINE_CUDA_CALL(api_, event_record, slot.copied, stream);
+  if (alone) {
+    beside_ = slot.copied;
+    beside_flag_ = out_issued_;
+  }
   return Status::ok();
 }
 
 Status Path::enqueue_report(Job& job) {
-  const auto& o = *job.operation;
+  const auto& plan = *job.operation->plan;
+  // With the last piece the report has gone, and its way in comes after all of the way out.
+  if (plan.reports() && !plan.pieces.empty()) return Status::ok();
   PACELINE_CUDA_CALL(api_, event_record, all_out_, out_);
-  if (o.plan->reports()) {
+  if (plan.reports()) {
     PACELINE_CUDA_CALL(api_, stream_wait_event, copy_, all_out_, 0);
-    PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, o.host + kReportOffset, job.report,
-                       sizeof(uint32_t), copy_);
+    PACELINE_RETURN_IF_ERROR(copy_report(job, copy_));
     PACELINE_CUDA_CALL(api_, stream_write_value32, copy_, Flags::address(flags_.out()),
                        ++out_issued_, 0);
   }
@@ -300,12 +327,15 @@ Status Path::enqueue_back(Job& job, size_t index) {
 
 Status Path::enqueue_end(Job& job) {
   const auto& o = *job.operation;
-  for (auto& lane : lanes_) {
+  for (auto& lane : std::span(lanes_).first(o.plan->lanes_used())) {
     PACELINE_CUDA_CALL(api_, event_record, lane.done, o.plan->hops == 2 ? lane.back : lane.in);
     PACELINE_CUDA_CALL(api_, stream_wait_event, gather_, lane.done, 0);
   }
   PACELINE_CUDA_CALL(api_, stream_write_value32, gather_, Flags::address(flags_.done()),
                      static_cast<uint32_t>(o.sequence), 0);
+  if (o.meets)
+    PACELINE_CUDA_CALL(api_, stream_wait_value32, gather_, Flags::address(flags_.met()),
+                       static_cast<uint32_t>(o.sequence), cu::kWaitValueGeq);
   if (job.collective != nullptr)
     PACELINE_RETURN_IF_ERROR(enqueue_spread(job));
   else if (shape_.local_size > 1)

@@ -274,6 +274,7 @@ Result<uint64_t> Path::submit(const AllReduce& r, const device::cuda::WireFormat
   Job job = make_job(plan, r.name);
   job.data = r.data + first * dtype_size(r.dtype);
   job.source = job.target = job.data;
+  job.operation->meets = shape_.local_size > 1;
   const double extra = format.codec == WireCodec::kFp16 ? gradient_scale_ : 1.0;
   job.scale_in = static_cast<float>((r.average ? 1.0 / me_.size : 1.0) * r.factor * extra);
   job.scale_out = static_cast<float>(1.0 / extra);
@@ -385,6 +386,7 @@ Status Path::destroy() {
       idle = idle && drain(stream, "destroy", status ? kEndSeconds : kFaultSeconds).is_ok();
     if (pump_ && status && idle) status = pump_->wait_retired();
     if (pump_) pump_->stop();
+    if (node_group_ != 0 && status) status = wire_.end_group(node_group_);
     if (node_ && status && idle) {
       status = node_->destroy();
     } else if (node_) {
@@ -437,7 +439,8 @@ Status Path::commit_residuals() {
 
 Status Path::order_lanes_after_gather() {
   PACELINE_CUDA_CALL(api_, event_record, committed_, gather_);
-  for (auto& lane : lanes_) PACELINE_CUDA_CALL(api_, stream_wait_event, lane.in, committed_, 0);
+  for (auto& lane : std::span(lanes_).first(lanes_.size() - 1))
+    PACELINE_CUDA_CALL(api_, stream_wait_event, lane.in, committed_, 0);
   return Status::ok();
 }
 

@@ -5,9 +5,11 @@
 //   out    after the caller's stream: reduce-scatter in the node; per piece: encode into a slot of a small ring
 //   copy   per piece: encoding → pinned memory, then the out flag
 //   lane   per piece: wait for the in flag; pinned memory → device; combine (two hops: encode the sum, copy it out,
-//          the sums flag)
+//          the sums flag). An operation of one piece does without: the gather stream is its lane, and the out stream
+//          copies too where nothing else is on its way out.
 //   back   two hops, per piece: wait for the back flag; pinned memory → device; decode
-//   gather after all lanes: the done flag, all-gather in the node, the operation's event
+//   gather after all lanes: the done flag; wait until the node's other ranks have theirs (the met flag), for NCCL's
+//          kernels hold thread blocks while they wait for each other; all-gather in the node, the operation's event
 //
 // Reduce-scatter, all-gather and broadcast (collectives.cc) are walks over the same streams that leave steps out.
 //
@@ -138,6 +140,7 @@ class Path {
     cu::DevicePtr memory = 0;
     cu::Event encoded = nullptr;
     cu::Event copied = nullptr;  ///< of `copied_`: the last use
+    uint32_t flag = 0;           ///< the out flag's value then
   };
   /// What one call needs beside its plan.
   struct Job {
@@ -179,6 +182,9 @@ class Path {
   Status enqueue_out(Job& job);
   Status enqueue_piece_out(Job& job, size_t index);
   Status enqueue_report(Job& job);
+  Status clear_reports(uint64_t sequence);
+  Status copy_report(const Job& job, cu::Stream stream);
+  [[nodiscard]] bool out_is_idle() const;
   Status enqueue_in(Job& job, size_t index);
   Status enqueue_sum(Job& job, size_t index);
   Status enqueue_back(Job& job, size_t index);
@@ -256,7 +262,10 @@ class Path {
   std::vector<cu::Event> copied_;  ///< ring: a piece is in pinned memory
   size_t next_copied_ = 0;
   std::vector<OutSlot> out_slots_;
-  std::vector<Lane> lanes_;
+  std::vector<Lane> lanes_;      ///< the last is the gather stream itself
+  cu::Event beside_ = nullptr;   ///< of `copied_`: the last copy on the out stream
+  uint32_t beside_flag_ = 0;     ///< the out flag's value then
+  uint32_t node_group_ = 0;      ///< of the wire
   std::vector<cu::Event> ends_;  ///< ring: operation s records ends_[s % size]
   cu::DevicePtr out_state_ = 0;  ///< top-k's scratch on the out stream
   cu::DevicePtr reports_ = 0;    ///< ring of report words

@@ -99,6 +99,8 @@ void cut(PathPlan& plan) {
     if (plan.hops == 2) p.back_offset = take();
     plan.pieces.push_back(p);
   }
+  // One piece has nothing to overtake, and needs no stream beside the one that gathers.
+  if (plan.pieces.size() == 1 && plan.hops == 1) plan.pieces[0].lane = q.lanes;
   plan.host_bytes = at;
 }
 

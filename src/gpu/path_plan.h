@@ -17,6 +17,7 @@
 // A pure function of the request: it prints, compares and predicts, and needs no GPU. The executor walks it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -59,7 +60,7 @@ struct Span {
 /// Offsets are bytes from the beginning of the operation's pinned memory; -1: not used.
 struct PathPiece {
   Span span;
-  int lane = 0;
+  int lane = 0;             ///< `lanes`: the gather stream itself, for an operation of one piece
   uint64_t slot_bytes = 0;  ///< from one encoding to the next
   /// Where each node gets something else (scatters()): what goes out, one slot per node (this node's own is not used).
   uint64_t out_offset = UINT64_MAX;
@@ -92,6 +93,11 @@ struct PathPlan {
   /// Whether `node`'s rank sends on the first hop.
   [[nodiscard]] bool sends(int node) const {
     return request.kind != PathKind::kBroadcast || node == request.root_node;
+  }
+  /// Lanes that lead to the gather stream: those from 0 on.
+  [[nodiscard]] size_t lanes_used() const {
+    const bool none = pieces.size() == 1 && pieces[0].lane == request.lanes;
+    return none ? 0 : std::min(pieces.size(), static_cast<size_t>(request.lanes));
   }
   /// From the first slot to `node`'s.
   [[nodiscard]] uint64_t slot(const PathPiece& piece, int node) const {

@@ -77,6 +77,7 @@ void Pump::fail(const Status& why) {
       Flags::store(f.back(l), lane.back_flag + kFarAhead);
     }
     Flags::store(f.retired(), static_cast<uint32_t>(retired_.load()) + kFarAhead);
+    Flags::store(f.met(), static_cast<uint32_t>(submitted_) + kFarAhead);
     arrived_turn_.notify_all();
     submitted_turn_.notify_all();
     tracked_turn_.notify_all();
@@ -142,7 +143,7 @@ void Pump::pump() {
       submitted_turn_.wait(lock, [&] { return stopping_; });
       return;
     }
-    take_submitted();
+    if (take_submitted()) meet();  // what has no pieces here has arrived
     bool moved = send_pieces();
     moved |= send_sums();
     moved |= post_receives();
@@ -151,13 +152,17 @@ void Pump::pump() {
   }
 }
 
-void Pump::take_submitted() {
+bool Pump::take_submitted() {
   std::lock_guard lock(mutex_);
+  const bool any = !inbox_.empty();
   while (!inbox_.empty()) {
     auto& o = inbox_.front();
     const auto& plan = *o->plan;
     o->pieces.resize(plan.pieces.size());
-    o->arrivals_left = static_cast<int>(plan.pieces.size()) * plan.hops + 1;
+    const int arrivals = static_cast<int>(plan.pieces.size()) * plan.hops;
+    o->arrivals_left = arrivals + (o->meets ? 2 : 1);
+    o->until_meeting = arrivals + (arrivals > 0 ? 1 : 0);
+    if (o->meets) to_meet_.push_back(o);
     if (plan.hops == 2) {
       for (size_t i = 0; i < plan.pieces.size(); ++i)
         lanes_[static_cast<size_t>(plan.pieces[i].lane)].sums.emplace_back(o, i);
@@ -165,6 +170,7 @@ void Pump::take_submitted() {
     operations_.push_back(std::move(o));
     inbox_.pop_front();
   }
+  return any;
 }
 
 Status Pump::track(Result<paceline_op> op, const Shared& o, size_t piece, Kind kind) {
@@ -236,6 +242,7 @@ bool Pump::post_receives() {
     --budget;
     moved = true;
   }
+  if (moved) meet();  // pieces that nobody sends here have arrived
   return moved;
 }
 
@@ -276,7 +283,9 @@ bool Pump::send_pieces() {
     const bool last = o->sent == o->plan->pieces.size();
     const uint32_t out = Flags::load(options_.flags.out());
     const bool flagged = last ? o->plan->reports() : o->plan->sends(options_.node);
-    if (flagged && !reached(out, o->out_before + static_cast<uint32_t>(o->sent) + 1)) break;
+    // The report has come with the last piece, if there is one.
+    const size_t flags = last && o->sent > 0 ? o->sent : o->sent + 1;
+    if (flagged && !reached(out, o->out_before + static_cast<uint32_t>(flags))) break;
     auto status = last ? send_report(o) : send_piece(o, o->sent);
     if (!status) {
       fail(status);
@@ -285,8 +294,18 @@ bool Pump::send_pieces() {
     ++o->sent;
     if (last) ++sending_;
     moved = true;
+    if (o->sent == o->plan->pieces.size()) all_are_out(*o);
   }
   return moved;
+}
+
+/// All pieces of this rank have been copied out: the lanes wait for the network alone.
+void Pump::all_are_out(Operation& o) {
+  {
+    const std::lock_guard lock(mutex_);
+    --o.until_meeting;
+  }
+  meet();
 }
 
 Status Pump::send_sum(const Shared& o, size_t index) {
@@ -406,6 +425,7 @@ void Pump::arrivals() {
       else
         fail(end.status);
     }
+    meet();
   }
 }
 
@@ -420,17 +440,39 @@ void Pump::arrived(Operation& o) {
   }
 }
 
+/// Asks the node's ranks to meet for what has arrived here, in the order of submission.
+void Pump::meet() {
+  const std::lock_guard in_order(meeting_);
+  for (;;) {
+    Shared o;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!failure_ || to_meet_.empty() || to_meet_.front()->until_meeting > 0) return;
+      o = std::move(to_meet_.front());
+      to_meet_.pop_front();
+      met_.push_back(o->sequence);
+    }
+    if (auto status = track(wire_.meet(options_.node_group, o->name.c_str()), o, 0, Kind::kMeeting);
+        !status) {
+      fail(status);
+      return;
+    }
+  }
+}
+
 /// Writes the flags of pieces that have arrived, in the lane's order. With the mutex held.
 void Pump::advance(Lane& lane) {
   if (!failure_) return;
   const auto index = static_cast<int>(&lane - lanes_.data());
   while (!lane.in.empty() && lane.in.front().first->pieces[lane.in.front().second].in) {
     Flags::store(options_.flags.in(index), ++lane.in_flag);
+    --lane.in.front().first->until_meeting;
     arrived(*lane.in.front().first);
     lane.in.pop_front();
   }
   while (!lane.back.empty() && lane.back.front().first->pieces[lane.back.front().second].back) {
     Flags::store(options_.flags.back(index), ++lane.back_flag);
+    --lane.back.front().first->until_meeting;
     arrived(*lane.back.front().first);
     lane.back.pop_front();
   }
@@ -445,6 +487,15 @@ void Pump::finish(const Ticket& ticket) {
   }
   if (ticket.kind == Kind::kReport) {
     if (o.report != 0) finite_ = false;
+    arrived(o);
+    return;
+  }
+  if (ticket.kind == Kind::kMeeting) {
+    met_early_.insert(o.sequence);
+    while (!met_.empty() && met_early_.erase(met_.front()) > 0) {
+      if (failure_) Flags::store(options_.flags.met(), static_cast<uint32_t>(met_.front()));
+      met_.pop_front();
+    }
     arrived(o);
     return;
   }

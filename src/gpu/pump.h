@@ -35,10 +35,11 @@ struct Operation {
   uint64_t sequence = 0;  ///< from 1
   std::shared_ptr<const PathPlan> plan;
   std::string name, shape;
-  std::byte* host = nullptr;          ///< plan->host_bytes of pinned memory
-  uint64_t tenant = 0;                ///< the last operation that used this memory; 0: none
-  uint32_t out_before = 0;            ///< the out flag's value when all earlier operations are out
-  std::vector<uint32_t> lane_before;  ///< [lanes] two hops: the sums flags' values before it
+  std::byte* host = nullptr;  ///< plan->host_bytes of pinned memory
+  uint64_t tenant = 0;        ///< the last operation that used this memory; 0: none
+  uint32_t out_before = 0;    ///< the out flag's value when all earlier operations are out
+  /// NCCL spreads what arrives: not before all ranks of the node have it, or its kernels would wait for the network.
+  bool meets = false;
   //----
   size_t posted = 0;  ///< pieces whose receives are posted
   size_t sent = 0;    ///< pieces sent; one more: the report too
@@ -48,6 +49,7 @@ struct Operation {
   };
   std::vector<PieceState> pieces;
   int32_t report = 0;     ///< 1: some rank saw an Inf or NaN
+  int until_meeting = 0;  ///< pieces to arrive; one more while not all of this rank's are out
   int arrivals_left = 0;  ///< pieces (twice with two hops) and the report
   int sends_left = 0;
 };
@@ -58,7 +60,8 @@ class Pump {
     Flags flags;
     int lanes = 1;
     int node = 0;
-    std::vector<int> peers;  ///< [nodes] the ranks of this local rank; peers[node] is this rank
+    std::vector<int> peers;   ///< [nodes] the ranks of this local rank; peers[node] is this rank
+    uint32_t node_group = 0;  ///< of the wire: the ranks of this node, where there are several
     std::function<Status()> check;  ///< of GPU and NCCL; now and then, on the pump's thread
     std::function<void(const Status&)> failed;  ///< once, on the thread that found it
     std::function<void()> enter;                ///< first, on the pump's thread
@@ -94,7 +97,7 @@ class Pump {
 
  private:
   using Shared = std::shared_ptr<Operation>;
-  enum class Kind : uint8_t { kSend, kIn, kBack, kReport };
+  enum class Kind : uint8_t { kSend, kIn, kBack, kReport, kMeeting };
   struct Ticket {
     Shared operation;
     size_t piece = 0;
@@ -110,9 +113,10 @@ class Pump {
 
   void pump();
   void arrivals();
-  void take_submitted();
+  bool take_submitted();
   bool post_receives();
   bool send_pieces();
+  void all_are_out(Operation& o);
   bool send_sums();
   bool retire();
   void idle(bool moved);
@@ -125,6 +129,7 @@ class Pump {
   void finish(const Ticket& ticket);
   void advance(Lane& lane);
   void arrived(Operation& o);
+  void meet();
   Status wait_until(const std::function<bool()>& there, double timeout_s, bool& finite);
 
   Wire wire_;
@@ -137,6 +142,10 @@ class Pump {
   std::deque<Shared> inbox_;
   std::unordered_map<paceline_op, Ticket> tickets_;
   std::vector<Lane> lanes_;
+  std::deque<Shared> to_meet_;    ///< in order: not yet asked for
+  std::deque<uint64_t> met_;      ///< in order: asked for, not flagged
+  std::set<uint64_t> met_early_;  ///< of those: over
+  std::mutex meeting_;            ///< taken before mutex_: meetings are asked for in order
   uint64_t submitted_ = 0, arrived_ = 0;
   uint64_t arrived_through_ = 0;      ///< all operations up to this one have arrived
   std::set<uint64_t> arrived_early_;  ///< of those behind it

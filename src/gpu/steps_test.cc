@@ -1,4 +1,5 @@
 // Many steps: operations that overlap, memory that is used again, delays at random; residuals over steps.
+#include <atomic>
 #include <cmath>
 #include <future>
 #include <random>
@@ -315,6 +316,7 @@ TEST(Steps, OneOperationIsWaitedForByItself) {
   Cluster cluster({.nodes = 2, .local_size = 1});
   std::promise<void> first_is_there;
   auto told = first_is_there.get_future();
+  std::atomic<int> done = 0;
   cluster.run([&](Rank r) {
     auto made = cluster.create(r);
     ASSERT_TRUE(made.is_ok());
@@ -351,6 +353,8 @@ TEST(Steps, OneOperationIsWaitedForByItself) {
       ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
       EXPECT_EQ(tensors[i]->as<float>()[999], static_cast<float>(2 * i + 1));
     }
+    ++done;  // an abort reaches the others
+    while (done < cluster.size()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     path.abort("the end of the test");
     EXPECT_TRUE(path.arrived(ids[0]));
     EXPECT_EQ(path.wait_operation(ids[0], 0, finite).code(), Code::kAborted);

@@ -91,6 +91,29 @@ Result<paceline_op> Wire::largest(int32_t* word, const char* name, const char* s
   return op;
 }
 
+Result<uint32_t> Wire::group(const std::vector<int>& ranks) const {
+  uint32_t group = 0;
+  const std::vector<int32_t> members(ranks.begin(), ranks.end());
+  PACELINE_RETURN_IF_ERROR(
+      status_of(paceline_group_create(comm_, members.data(), members.size(), &group), comm_));
+  return group;
+}
+
+Status Wire::end_group(uint32_t group) const {
+  return status_of(paceline_group_destroy(comm_, group), comm_);
+}
+
+Result<paceline_op> Wire::meet(uint32_t group, const char* name) const {
+  paceline_op_args a{};
+  a.struct_size = sizeof a;
+  a.collective = 5;
+  a.group = group;
+  a.name = name;
+  paceline_op op = 0;
+  PACELINE_RETURN_IF_ERROR(status_of(paceline_submit(comm_, &a, &op), comm_));
+  return op;
+}
+
 Status Wire::watch(paceline_op op) const { return status_of(paceline_watch(comm_, op), comm_); }
 
 Status Wire::wait(paceline_op op) const {

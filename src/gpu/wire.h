@@ -31,6 +31,11 @@ class Wire {
                               const char* name) const;
   /// The largest of all ranks' words, in place. `shape` is compared among the ranks.
   Result<paceline_op> largest(int32_t* word, const char* name, const char* shape) const;
+  /// A group of these ranks, whose members call meet() in the same order.
+  Result<uint32_t> group(const std::vector<int>& ranks) const;
+  Status end_group(uint32_t group) const;
+  /// Ends when all ranks of the group have called it.
+  Result<paceline_op> meet(uint32_t group, const char* name) const;
   Status watch(paceline_op op) const;
   Status wait(paceline_op op) const;
   /// Ended operations that were watched; waits for them at most `timeout_s`. False: the communicator is being destroyed.

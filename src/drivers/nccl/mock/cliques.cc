@@ -1,5 +1,6 @@
 #include "drivers/nccl/mock/cliques.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -32,6 +33,7 @@ struct Call {
 struct Launch {
   std::vector<std::vector<Call>> of_rank;
   std::vector<bool> arrived;
+  std::vector<std::chrono::steady_clock::time_point> since;  ///< [ranks] at the head of its queue
   int arrivals = 0;
   int left = 0;
   bool done = false;
@@ -68,6 +70,7 @@ struct Cliques::State {
   int joining = 0;  ///< threads in comm_init_rank_config
   std::string disagreement;
   std::map<std::string, uint64_t> calls;
+  std::map<Kind, double> waited;  ///< seconds
   struct Fault {
     std::string function;
     int countdown = 0;
@@ -184,6 +187,7 @@ void launch(NcclCommTag* comm, cuda::Stream stream, std::vector<Call> calls) {
     const auto size = static_cast<size_t>(comm->clique->size);
     l.of_rank.resize(size);
     l.arrived.resize(size);
+    l.since.resize(size);
     if (l.left == 0) l.left = comm->clique->size;
     l.of_rank[static_cast<size_t>(comm->rank)] = std::move(calls);
   }
@@ -194,6 +198,7 @@ void launch(NcclCommTag* comm, cuda::Stream stream, std::vector<Call> calls) {
     const auto rank = static_cast<size_t>(comm->rank);
     if (!l.arrived[rank]) {
       l.arrived[rank] = true;
+      l.since[rank] = std::chrono::steady_clock::now();
       ++l.arrivals;
     }
     return comm->aborted || l.done || (l.arrivals == comm->clique->size && !l.broken);
@@ -202,6 +207,9 @@ void launch(NcclCommTag* comm, cuda::Stream stream, std::vector<Call> calls) {
     std::lock_guard lock(s->mutex);
     auto& l = comm->clique->launches[sequence];
     if (!l.done && !comm->aborted) {
+      const auto now = std::chrono::steady_clock::now();
+      for (const auto since : l.since)
+        s->waited[l.of_rank[0][0].kind] += std::chrono::duration<double>(now - since).count();
       perform(*s, l);
       l.done = true;
     }
@@ -373,6 +381,15 @@ uint64_t Cliques::calls(const std::string& function) const {
   std::lock_guard lock(state_->mutex);
   auto found = state_->calls.find(function);
   return found == state_->calls.end() ? 0 : found->second;
+}
+double Cliques::waited(const std::string& function) const {
+  const std::map<std::string, Kind> kinds = {{"all_reduce", Kind::kAllReduce},
+                                             {"reduce_scatter", Kind::kReduceScatter},
+                                             {"all_gather", Kind::kAllGather},
+                                             {"broadcast", Kind::kBroadcast}};
+  std::lock_guard lock(state_->mutex);
+  const auto found = state_->waited.find(kinds.at(function));
+  return found == state_->waited.end() ? 0 : found->second;
 }
 std::string Cliques::disagreement() const {
   std::lock_guard lock(state_->mutex);

@@ -28,6 +28,9 @@ class Cliques {
   [[nodiscard]] uint64_t calls(const std::string& function) const;
   /// What ranks issued against each other's expectation; empty: nothing.
   [[nodiscard]] std::string disagreement() const;
+  /// Seconds that kernels of `function` (the first of a group counts) stood at the head of their queues and waited for
+  /// other ranks, summed over ranks: on a GPU they hold thread blocks meanwhile.
+  [[nodiscard]] double waited(const std::string& function) const;
   /// Communicators that were neither destroyed nor aborted.
   [[nodiscard]] int open() const;
 

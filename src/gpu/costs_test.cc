@@ -1,0 +1,139 @@
+// What a small bucket costs: calls of the driver on the host, and what kernels wait for.
+#include <map>
+
+#include "gpu/cluster.h"
+
+namespace paceline::gpu {
+namespace {
+
+using Calls = std::map<std::string, uint64_t>;
+
+Calls calls_of(Cluster& cluster, int device) {
+  Calls calls;
+  for (const auto& name : cluster.machine().called())
+    calls[name] = cluster.machine().calls(name, device);
+  return calls;
+}
+
+/// Calls of rank 0 for its third small bucket, when nothing else is under way.
+Calls calls_of_a_bucket(int nodes, int local_size, uint64_t bytes, int codec) {
+  Cluster cluster({.nodes = nodes, .local_size = local_size});
+  Calls calls;
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r, {.lanes = 4});
+    ASSERT_TRUE(made.is_ok()) << made.status().message();
+    auto& path = **made;
+    ASSERT_TRUE(path.reserve(3 * bytes, bytes).is_ok());
+    Tensor tensor(cluster, r, bytes);
+    std::fill_n(tensor.as<float>(), bytes / 4, 1.0F);
+    for (int i = 0; i < 3; ++i) {
+      const auto before = calls_of(cluster, 0);
+      AllReduce a;
+      a.data = tensor.address();
+      a.count = bytes / 4;
+      a.codec = codec;
+      auto id = path.all_reduce(a);
+      ASSERT_TRUE(id.is_ok());
+      if (r == 0 && i == 2) {
+        for (const auto& [name, n] : calls_of(cluster, 0)) {
+          const auto was = before.find(name);
+          if (const auto more = n - (was == before.end() ? 0 : was->second); more > 0)
+            calls[name] = more;
+        }
+        calls.erase("stream_query");  // the pump's, now and then
+      }
+      ASSERT_TRUE(path.join(*id, nullptr).is_ok());
+      bool finite = false;
+      ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
+      ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+    }
+    EXPECT_TRUE(path.destroy().is_ok());
+  });
+  return calls;
+}
+
+std::string text_of(const Calls& calls) {
+  std::string text;
+  uint64_t sum = 0;
+  for (const auto& [name, n] : calls) {
+    text += fmt::format("{} {}, ", name, n);
+    sum += n;
+  }
+  return text + fmt::format("{} in all", sum);
+}
+
+TEST(Costs, ASmallBucketsCallsOfTheDriver) {
+  for (const auto bytes : {uint64_t{64} << 10, uint64_t{4} << 20}) {
+    for (const auto& [nodes, local_size] : {std::pair{2, 1}, {2, 2}}) {
+      const auto calls = calls_of_a_bucket(nodes, local_size, bytes, 1);
+      const Calls wanted = {
+          {"ctx_get_current", 1},     {"event_record", 3},
+          {"launch_kernel", 2},       {"memcpy_dtoh_async", 2},
+          {"memcpy_htod_async", 1},   {"stream_is_capturing", 1},
+          {"stream_wait_event", 2},   {"stream_wait_value32", local_size > 1 ? 2U : 1U},
+          {"stream_write_value32", 2}};
+      EXPECT_EQ(calls, wanted) << nodes << " x " << local_size << ", " << bytes
+                               << " bytes: " << text_of(calls);
+    }
+  }
+}
+
+// One rank's piece comes late: NCCL's kernels of the node's other rank must not hold thread blocks until it does.
+TEST(Costs, NoKernelWaitsForTheNetwork) {
+  constexpr auto kLate = std::chrono::milliseconds(60);
+  constexpr int kOperations = 5;
+  constexpr uint64_t kCount = 20000;
+  Cluster cluster({.nodes = 2, .local_size = 2});
+  std::vector<std::unique_ptr<Tensor>> tensors;
+  for (Rank r = 0; r < cluster.size(); ++r)
+    tensors.push_back(std::make_unique<Tensor>(cluster, r, kCount * 4));
+  // Rank 3 encodes late, so rank 1 on the other node gets its piece after rank 0 has its own.
+  const auto& late = *tensors[3];
+  size_t i = 0;
+  static constexpr size_t kSizes[] = {
+#define PACELINE_ARGUMENT_SIZE(name, argument) sizeof(device::cuda::argument),
+      PACELINE_KERNELS(PACELINE_ARGUMENT_SIZE)
+#undef PACELINE_ARGUMENT_SIZE
+  };
+  for (const auto& kernel : device::cuda::reference::kernels()) {
+    const bool encodes = std::string(kernel.name).find("encode") != std::string::npos ||
+                         std::string(kernel.name).find("cast") != std::string::npos;
+    cluster.machine().add_kernel(
+        kernel.name,
+        {{kSizes[i++]}, [&, encodes, run = kernel.run](const auto&, void* const* a) {
+           cu::DevicePtr first = 0;
+           std::memcpy(&first, a[0], sizeof first);
+           if (encodes && first >= late.address() && first < late.address() + kCount * 4)
+             std::this_thread::sleep_for(kLate);
+           void* copy = a[0];
+           run(&copy);
+         }});
+  }
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r);
+    ASSERT_TRUE(made.is_ok()) << made.status().message();
+    auto& path = **made;
+    ASSERT_TRUE(path.reserve(kCount * 4, kCount * 4).is_ok());
+    std::fill_n(tensors[static_cast<size_t>(r)]->as<float>(), kCount, 1.0F);
+    for (int k = 0; k < kOperations; ++k) {
+      AllReduce a;
+      a.data = tensors[static_cast<size_t>(r)]->address();
+      a.count = kCount;
+      a.codec = 1;
+      auto id = path.all_reduce(a);
+      ASSERT_TRUE(id.is_ok());
+      ASSERT_TRUE(path.join(*id, nullptr).is_ok());
+      bool finite = false;
+      ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
+      ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+    }
+    EXPECT_TRUE(path.destroy().is_ok());
+  });
+  const double late_s = std::chrono::duration<double>(kLate).count() * kOperations;
+  const double waited = cluster.cliques().waited("all_gather");
+  RecordProperty("waited_ms", static_cast<int>(waited * 1e3));
+  EXPECT_LT(waited, late_s / 4) << "all-gathers waited for each other, of " << late_s;
+}
+
+}  // namespace
+}  // namespace paceline::gpu
