@@ -1,6 +1,5 @@
 """overlap="forward" against the same training with a barrier, 200 steps, every optimizer: bit by bit, on all ranks."""
 
-import functools
 import os
 
 import torch
@@ -42,28 +41,6 @@ def adam():
 @check
 def adamw():
     equals_the_barrier(torch.optim.AdamW, lr=1e-3, weight_decay=0.1, amsgrad=True)
-
-
-@check
-def torchs_other_optimizers():
-    for name in ("Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD", "Adafactor"):
-        kind = getattr(torch.optim, name, None)
-        if kind is not None:
-            compare(lambda one, optimizer: train(one, optimizer, 6), (functools.partial(kind, lr=1e-3),))
-
-
-@check
-def for_each_and_fused_kernels():
-    for way in ("foreach", "fused"):
-        try:
-            torch.optim.Adam([torch.nn.Parameter(torch.ones(1))], **{way: True})
-        except (TypeError, RuntimeError):
-            continue  # not on this torch's CPU
-        for kind in (torch.optim.SGD, torch.optim.AdamW):
-            compare(
-                lambda one, optimizer: train(one, optimizer, 20),
-                (functools.partial(kind, lr=1e-3, **{way: True}),),
-            )
 
 
 @check

@@ -31,6 +31,28 @@ from paceline._torch.ddp import attachment_of
 
 
 @check
+def torchs_other_optimizers():
+    for name in ("Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD", "Adafactor"):
+        kind = getattr(torch.optim, name, None)
+        if kind is not None:
+            compare(lambda one, optimizer: train(one, optimizer, 6), (functools.partial(kind, lr=1e-3),))
+
+
+@check
+def for_each_and_fused_kernels():
+    for way in ("foreach", "fused"):
+        try:
+            torch.optim.Adam([torch.nn.Parameter(torch.ones(1))], **{way: True})
+        except (TypeError, RuntimeError):
+            continue  # not on this torch's CPU
+        for kind in (torch.optim.SGD, torch.optim.AdamW):
+            compare(
+                lambda one, optimizer: train(one, optimizer, 20),
+                (functools.partial(kind, lr=1e-3, **{way: True}),),
+            )
+
+
+@check
 def a_learning_rate_that_changes_right_after_the_step():
     for before in (False, True):
 
@@ -369,7 +391,7 @@ def mixed_loss(one, step):
 def unused_and_frozen_parameters_and_buffers():
     def make():
         torch.manual_seed(3)
-        return model(module=Mixed(), find_unused_parameters=True, bucket_cap_mb=1e-4)
+        return model(module=Mixed(), find_unused_parameters=True)
 
     compare(lambda one, optimizer: train(one, optimizer, 9, mixed_loss), make=make)
 
@@ -414,7 +436,7 @@ def modules_that_read_each_others_parameters():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compare(program, make=lambda: model(module=Tied(), bucket_cap_mb=1e-3))
+        compare(program, make=lambda: model(module=Tied()))
 
 
 @check

@@ -1,7 +1,6 @@
 """Ranks that meet a fault: which one is the first argument. Each surviving rank writes what it saw, and when."""
 
 import datetime
-import json
 import os
 import signal
 import sys
@@ -9,18 +8,13 @@ import time
 
 import torch
 import torch.distributed as dist
+from faulty_notes import note
 from models import batch, mlp
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
 
 RANK = int(os.environ["RANK"])
-FOLDER = os.environ["CHECKS_REPORT"]
-
-
-def note(**facts):
-    with open(f"{FOLDER}.{RANK}", "w") as report:
-        json.dump(facts, report)
 
 
 def seen(function):

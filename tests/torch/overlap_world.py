@@ -12,6 +12,7 @@ from paceline._torch.ddp import attachment_of
 
 if os.environ.get("CHECKS_NODES"):  # each rank is a node: codecs are for what travels between nodes
     os.environ["PACELINE_NODE_ID"] = f"node{os.environ['RANK']}"
+os.environ.setdefault("PACELINE_FUSION_THRESHOLD", "5000")  # many buckets, on older torch too
 dist.init_process_group("gloo")
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 MODERN = hasattr(torch, "compile")
@@ -19,7 +20,6 @@ WIDTHS = (6, 60, 90, 40, 3)
 
 
 def model(seed=0, module=None, **arguments):
-    arguments.setdefault("bucket_cap_mb", 0.005)
     return DistributedDataParallel(mlp(seed, torch.float32, WIDTHS) if module is None else module, **arguments)
 
 

@@ -70,6 +70,8 @@ class Overlap:
         if not unused and hasattr(ddp.reducer, "_set_optimizer_in_backward"):
             ddp.reducer._set_optimizer_in_backward()  # DDP need not copy buckets that are under way to .grad
         _live.add(self)
+        # The network writes to buckets until they have arrived, also when nobody holds the model any more.
+        weakref.finalize(ddp, self.end).atexit = False
 
     def own(self, optimizer, parameters):
         """`optimizer` updates these parameters from now on."""
