@@ -24,7 +24,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MODELS = ("resnet50", "gpt2", "vgg16", "bert")
-PATHS = ("none", "ddp", "fp16-hook", "powersgd", "exact", "fp16", "int8", "topk")
+PATHS = ("none", "ddp", "fp16-hook", "powersgd", "exact", "fp16", "fp16-overlap", "int8", "topk")
+#: Not run unless asked for.
+MORE_PATHS = ("exact-overlap", "int8-overlap", "topk-overlap", "fp16-nowait")
 NCCL = {
     "NCCL_SOCKET_NTHREADS": "4",
     "NCCL_NSOCKS_PERTHREAD": "4",
@@ -160,7 +162,7 @@ def arguments():
     parser.add_argument("--slots", type=int, default=2, help="GPUs on each node")
     parser.add_argument("--rate", default="25gbit", help="of each node's link, both directions")
     parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL", help="in order of importance")
-    parser.add_argument("--paths", nargs="+", default=list(PATHS), choices=[*PATHS, "fp16-nowait"])
+    parser.add_argument("--paths", nargs="+", default=list(PATHS), choices=[*PATHS, *MORE_PATHS])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--limit", type=float, default=520, help="seconds in all")
     parser.add_argument("--ratio", type=float, default=0.01, help="of top-k, for the floor")

@@ -1,7 +1,8 @@
 """The least that a synchronous data-parallel step can take, from when its gradients are ready.
 
 floor = max over buckets of (ready time + bytes from that bucket on / line) + optimizer, and never below the step
-without communication. Bytes are those that a node's link has to carry in one direction.
+without communication. Without a barrier between iterations the link may carry gradients during the forward pass too.
+Bytes are those that a node's link has to carry in one direction.
 """
 
 from __future__ import annotations
@@ -38,3 +39,8 @@ def floor_seconds(trace: list[tuple[float, float]], optimizer: float, compute: f
         latest = max(latest, ready + left / line)
         left -= size
     return max(compute, latest + optimizer)
+
+
+def floor_without_barrier(link_bytes_in_all: float, compute: float, line: float) -> float:
+    """Where each layer's next forward pass waits for its own update only: computing, or keeping the link busy."""
+    return max(compute, link_bytes_in_all / line)

@@ -20,9 +20,13 @@ PATHS = {
     "fp16": ("Paceline fp16", "fp16"),
     "int8": ("Paceline int8", "int8"),
     "topk": ("Paceline top-k 1 %", "topk"),
+    "exact-overlap": ("Paceline exact, no barrier between iterations", "exact"),
+    "fp16-overlap": ("Paceline fp16, no barrier between iterations", "fp16"),
+    "int8-overlap": ("Paceline int8, no barrier between iterations", "int8"),
+    "topk-overlap": ("Paceline top-k 1 %, no barrier between iterations", "topk"),
     "fp16-nowait": ("Paceline fp16, no wait before the step: what the wait costs", "fp16"),
 }
-OURS = ("exact", "fp16", "int8", "topk", "fp16-nowait")
+OURS = ("exact", "fp16", "int8", "topk", "exact-overlap", "fp16-overlap", "int8-overlap", "topk-overlap", "fp16-nowait")
 
 
 @contextlib.contextmanager
@@ -76,6 +80,26 @@ def make(path, module, device, group, settings):
         state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=3)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return model
+
+
+def without_barrier(path):
+    """Whether the path's optimizer updates parameters as their gradients arrive."""
+    return path.endswith("-overlap")
+
+
+def give_optimizer(path, optimizer, model):
+    """The optimizer as the path uses it."""
+    if without_barrier(path):
+        import paceline.torch
+
+        paceline.torch.DistributedOptimizer(optimizer, model=model, overlap="forward")
+    return optimizer
+
+
+def settle(optimizer):
+    """Gradients and updates that are under way count for the step that made them."""
+    if hasattr(optimizer, "synchronize"):
+        optimizer.synchronize()
 
 
 def _do_not_wait(model):

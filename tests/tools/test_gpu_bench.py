@@ -33,6 +33,11 @@ def test_floor_counts_what_is_left_from_each_bucket_on():
     assert train_floor.floor_seconds([(0.01, 1e6), (0.5, 2e8)], 0.003, 0.0, line) == pytest.approx(0.703)
 
 
+def test_floor_without_a_barrier_is_the_busier_of_arithmetic_and_link():
+    assert train_floor.floor_without_barrier(5e8, 0.1, 1e9) == pytest.approx(0.5)
+    assert train_floor.floor_without_barrier(5e7, 0.1, 1e9) == pytest.approx(0.1)
+
+
 def test_bytes_of_the_codecs_on_a_link():
     million = 10**6
     assert train_floor.link_bytes("exact", million, 2) == 4e6

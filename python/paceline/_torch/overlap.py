@@ -70,6 +70,8 @@ class Overlap:
         if not unused and hasattr(ddp.reducer, "_set_optimizer_in_backward"):
             ddp.reducer._set_optimizer_in_backward()  # DDP need not copy buckets that are under way to .grad
         _live.add(self)
+        if carrier.has_residuals:
+            carrier.steps.overlaps.add(self)
         # The network writes to buckets until they have arrived, also when nobody holds the model any more.
         weakref.finalize(ddp, self.end).atexit = False
 
@@ -84,6 +86,8 @@ class Overlap:
         """The hook: sends the bucket, or holds it back for its turn. Returns a future that is complete."""
         if bucket.index() == 0:
             self.settle()  # what a backward pass that raised has left behind
+            for one in list(self.carrier.steps.overlaps):
+                one.settle()  # residuals are kept or taken back a step at a time
             self.order.begin()
         if bucket.is_last():
             self._when_backward_ends(self._backward_ended)
@@ -102,7 +106,7 @@ class Overlap:
         return self.carrier.completed(flight.buffer)
 
     def _send(self, flight):
-        ResidualSteps.submitted(self.carrier.steps, self._under_way == 0)
+        ResidualSteps.submitted(self.carrier.steps, False)
         self._under_way += 1
         try:
             flight.operation = self.carrier.submit(flight)
@@ -308,6 +312,7 @@ class Overlap:
         self.reads.pending.clear()
         self.reads.stop()
         _live.discard(self)
+        self.carrier.steps.overlaps.discard(self)
         return self.error if known is None else None
 
     def __reduce__(self):

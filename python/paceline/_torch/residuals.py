@@ -34,6 +34,7 @@ class ResidualSteps:
         self._pending = False
         self._by_optimizer = False
         self.parameters = set()
+        self.overlaps = weakref.WeakSet()  # models whose last step may still be under way
 
     @classmethod
     def of(cls, communicator):
@@ -49,6 +50,9 @@ class ResidualSteps:
         """An operation is about to be submitted; `first`: of its model's backward pass."""
         if not self.enabled:
             return
+        if first:
+            for one in list(self.overlaps):
+                one.settle()
         if first and self._running == 0 and not self._by_optimizer:
             self.commit()
         self._running += 1

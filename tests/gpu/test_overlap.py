@@ -1,0 +1,45 @@
+"""overlap="forward" over namespaces as nodes, one rank each, sharing the GPUs of this machine."""
+
+import pytest
+from lab_launch import LabRun, LabSuite, names_of
+
+NAMES = names_of("checks_overlap.py")
+DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+two = LabSuite("checks_overlap.py", 2, timeout=170, **DETERMINISTIC)
+lanes = LabSuite(
+    "checks_overlap.py", 2, timeout=170, PACELINE_LANES="4", CUDA_DEVICE_MAX_CONNECTIONS="1", **DETERMINISTIC
+)
+two_by_two = LabSuite("checks_overlap.py", 2, slots=2, timeout=240, **DETERMINISTIC)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_nodes(name):
+    two.expect(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_nodes_four_lanes_one_hardware_queue(name):
+    lanes.expect(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_nodes_of_two_ranks(name):
+    """NCCL inside the nodes, Paceline between them."""
+    two_by_two.expect(name)
+
+
+@pytest.mark.parametrize(("which", "nodes"), [("killed", 2), ("killed", 3), ("stopped", 2)])
+def test_after_a_fault_only_what_had_arrived_has_changed(which, nodes):
+    deadline = {"PACELINE_TIMEOUT": "5"} if which == "stopped" else {}
+    done = LabRun("faulty_overlap.py", nodes, [which], timeout=60, grace="10s", CHECKS_BACKEND="nccl", **deadline)
+    assert not done.hung, done.everything()
+    victim = done.reports[1]
+    for rank, report in enumerate(done.reports):
+        if rank == 1:
+            continue
+        assert "kind" in report and "PacelineError" in report["kinds"], done.everything()
+        assert "rank 1" in report["text"], report["text"]
+        assert report["at"] - victim["at"] < (7.0 if which == "stopped" else 2.0), report["at"] - victim["at"]
+        assert report["unchanged"], "parameters changed whose gradients had not arrived"
+    others = [code for rank, code in enumerate(done.exits) if rank != 1]
+    assert others == [1] * (nodes - 1), done.everything()
