@@ -371,6 +371,9 @@ def copies_and_pickles_are_plain():
         assert same(module.state_dict(), ours.module.state_dict())
         assert type(module[0]._parameters) in (dict, type(nn.Linear(1, 1)._parameters))
         module(torch.ones(1, 6)).sum().backward()
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert type(other) is torch.optim.SGD and same(other.state_dict(), optimizer.state_dict())
+        other.step()
     wrapped = copy.deepcopy(ours)
     assert attachment_of(wrapped).overlap is None
     train(wrapped, sgd(wrapped.parameters()), 2)

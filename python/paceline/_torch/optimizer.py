@@ -114,7 +114,11 @@ class _Distributed:
     """What both kinds have, in Horovod's names."""
 
     def _paceline_begin(self, own, names, models):
-        pass
+        self._paceline_class = own
+
+    def __reduce_ex__(self, protocol):
+        """Copies and pickles are optimizers of the class that this one was."""
+        return _without_init, (self._paceline_class,), self.__getstate__()
 
     def synchronize(self):
         """Waits until gradients are in hand (.grad) and all updates are made."""
@@ -139,6 +143,7 @@ class _Plain(_Distributed):
 
 class _Overlapped(_Distributed):
     def _paceline_begin(self, own, names, models):
+        super()._paceline_begin(own, names, models)
         step = own.step
         self._paceline_step = step.__wrapped__ if getattr(step, "hooked", False) else step
         self._paceline_overlaps = []
@@ -258,6 +263,10 @@ _NOTHING_TO_OVERLAP = (
     'overlap="forward" has nothing to overlap: no gradient of this optimizer travels through Paceline; step() is as '
     "usual"
 )
+
+
+def _without_init(kind):
+    return kind.__new__(kind)
 
 
 def _captured(value):

@@ -1,0 +1,229 @@
+"""overlap="forward" on CUDA, seen from the host: streams and a communicator that write down what is asked of them."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline._torch import cuda_overlap, cuda_steps, optimizer
+from paceline._torch.overlap import Overlap
+from paceline.errors import PeerLostError, UnsupportedError
+
+LOG = []
+EVENTS = itertools.count()
+
+
+class FakeEvent:
+    def __init__(self, name):
+        self.name = name
+
+    def synchronize(self):
+        pass
+
+
+class FakeStream:
+    cuda_stream = 0
+
+    def __init__(self, name):
+        self.name = self.cuda_stream = name
+
+    def wait_event(self, event):
+        LOG.append((self.name, "waits for", event.name))
+
+    def record_event(self):
+        event = FakeEvent(f"event {next(EVENTS)}")
+        LOG.append((self.name, "records", event.name))
+        return event
+
+    def synchronize(self):
+        pass
+
+
+class FakeCommunicator:
+    """Buckets arrive when told; results are those of one rank."""
+
+    closed = False
+
+    def __init__(self):
+        self.arrived_ones = set()
+        self.error = None
+        self.submitted = 0
+
+    def all_reduce(self, *_, **__):
+        self.submitted += 1
+        return self.submitted
+
+    def arrived(self, operation):
+        return operation in self.arrived_ones or self.error is not None
+
+    def wait_operation(self, operation):
+        LOG.append(("host", "waits for", operation))
+        if self.error is not None and operation not in self.arrived_ones:
+            raise self.error
+        self.arrived_ones.add(operation)
+        return True
+
+    def join(self, operation, stream):
+        LOG.append((stream, "joins", operation))
+
+
+class FakeEndpoint:
+    process_group = None
+    device = torch.device("cpu")
+    momentum = 0.0
+    size = 1
+
+    def __init__(self):
+        self.communicator = FakeCommunicator()
+        self.steps = cuda_steps.CudaSteps(self, False)
+
+
+class FakeAttachment:
+    """What CudaCarrier uses of a CudaAttachment."""
+
+    def __init__(self):
+        self.endpoint = FakeEndpoint()
+
+    def process_group(self):
+        return None
+
+    def carries(self, _buffer):
+        return True
+
+    def encoded_layout(self, bucket):
+        return None, b"bucket"
+
+    def submit(self, *_):
+        return self.endpoint.communicator.all_reduce()
+
+
+@pytest.fixture
+def trained(monkeypatch, request):
+    """(model, optimizer, communicator, overlap) of a DDP model of one rank, in a bucket a layer."""
+    LOG.clear()
+    main, updates = FakeStream("main"), FakeStream("updates")
+
+    @contextlib.contextmanager
+    def current(stream):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+        yield
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: main)
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: updates)
+    monkeypatch.setattr(torch.cuda, "stream", current)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: main)
+    monkeypatch.setattr(cuda_overlap, "Future", lambda devices: torch.futures.Future())
+    monkeypatch.setattr(optimizer._Overlapped, "_paceline_update", logged_update)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 1)
+    request.addfinalizer(dist.destroy_process_group)
+    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1e-6)
+    attachment = FakeAttachment()
+    overlap = Overlap(model, cuda_overlap.CudaCarrier(attachment), {})
+
+    def hook(state, bucket):
+        return overlap.take(bucket)
+
+    model.register_comm_hook(None, hook)
+    made = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer._become(made, optimizer._Overlapped, {}, [])
+    made._paceline_overlaps.append(overlap)
+    made._paceline_own()
+    for _ in range(2):  # DDP's buckets are final
+        made.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        made.step()
+    made.synchronize()
+    LOG.clear()
+    yield model, made, attachment.endpoint.communicator, overlap
+    overlap.end()
+    attachment.endpoint.steps.forget()
+
+
+_update = optimizer._Overlapped._paceline_update
+
+
+def logged_update(self, groups, places, pairs):
+    LOG.append((torch.cuda.current_stream().name, "updates", len(pairs)))
+    _update(self, groups, places, pairs)
+
+
+def one_pass(model, made):
+    made.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    made.step()
+
+
+def test_backward_and_step_make_the_host_wait_for_nothing(trained):
+    model, made, _, overlap = trained
+    one_pass(model, made)
+    assert [entry for entry in LOG if entry[0] == "host"] == []
+    assert [entry[:2] for entry in LOG] == [("main", "records")], "updates come after what the stream holds at step()"
+    assert len(overlap._flights) == 3 and not any("updates" in entry for entry in LOG)
+
+
+def test_a_layer_waits_for_its_own_bucket_and_its_stream_for_the_update(trained):
+    model, made, communicator, overlap = trained
+    one_pass(model, made)
+    asked = LOG[-1][2]
+    LOG.clear()
+    operation = overlap._flights[-1].operation  # the first layer's
+    whole_way = [
+        ("host", "waits for", operation),
+        ("updates", "waits for", asked),
+        ("updates", "joins", operation),
+        ("updates", "updates", 1),
+    ]
+    model.module[0](torch.ones(1, 4))
+    assert LOG[:4] == whole_way
+    event = LOG[4][2]
+    assert LOG[4:] == [("updates", "records", event), ("main", "waits for", event)]
+    assert communicator.arrived_ones >= {operation} and sum(f.arrived for f in overlap._flights) == 1
+
+
+def test_what_has_arrived_meanwhile_is_updated_but_not_waited_for_by_the_stream(trained):
+    model, made, communicator, overlap = trained
+    one_pass(model, made)
+    last = overlap._flights[0]  # of the last layer
+    communicator.arrived_ones.add(last.operation)
+    LOG.clear()
+    model.module[0](torch.ones(1, 4))
+    waits = [entry[2] for entry in LOG if entry[:2] == ("main", "waits for")]
+    records = [entry[2] for entry in LOG if entry[:2] == ("updates", "records")]
+    assert LOG.index(("updates", "joins", last.operation)) < LOG.index(("host", "waits for", last.operation + 2))
+    assert len(records) == 2 and waits == records[1:], (records, waits)
+    model.module[2](torch.ones(1, 4))
+    assert LOG[-1] == ("main", "waits for", records[0])
+
+
+def test_no_update_is_enqueued_after_a_fault(trained):
+    model, made, communicator, overlap = trained
+    one_pass(model, made)
+    before = [p.detach().clone() for f in overlap._flights for p, _ in f.gradients]
+    communicator.error = PeerLostError("rank 1 is gone")
+    LOG.clear()
+    for action in (lambda: model(torch.ones(1, 4)), made.step, made.synchronize, model.state_dict):
+        with pytest.raises(PeerLostError):
+            action()
+    after = [p for f in overlap._flights for p, _ in f.gradients]
+    assert all(torch.equal(a, b) for a, b in zip(before, after))
+    assert not any("updates" in entry for entry in LOG)
+
+
+def test_gradients_in_hand_are_joined_by_the_stream_that_asks(trained):
+    model, made, _, overlap = trained
+    made.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    parameters = [p for f in overlap._flights for p, _ in f.gradients]
+    with pytest.raises(UnsupportedError, match="synchronize"):
+        parameters[0].grad.sum()
+    LOG.clear()
+    made.synchronize()
+    assert [entry for entry in LOG if entry[:2] == ("main", "joins")] == [
+        ("main", "joins", f.operation) for f in overlap._flights
+    ]
+    assert all(p.grad.sum().item() != 0 for p in parameters)
