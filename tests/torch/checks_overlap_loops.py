@@ -492,6 +492,35 @@ def traced_modules():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("their own bug")
+
+
+@check
+def an_exception_in_backward_leaves_the_model_usable():
+    """All ranks fail in the same place; behind the first buckets torch itself does not go on."""
+
+    def program(one, optimizer):
+        train(one, optimizer, 3)
+        broken = one.module.register_forward_hook(lambda module, inputs, output: Failing.apply(output))
+        try:
+            loss_of(one, 9).backward()
+        except ValueError:
+            pass
+        else:
+            raise AssertionError("no exception")
+        broken.remove()
+        train(one, optimizer, 3)
+
+    compare(program)
+
+
 @check
 def scripts_hooks_of_the_step_are_called_once():
     if not hasattr(torch.optim.Optimizer, "register_step_post_hook"):

@@ -5,6 +5,7 @@ class becomes one derived from its own. An update of a bucket is the class's own
 same state and this bucket's parameters, so it is the update that a plain step() makes, bit by bit.
 """
 
+import collections
 import contextlib
 import inspect
 
@@ -25,7 +26,20 @@ _classes = {}
 
 
 def distributed_optimizer(optimizer, named_parameters=None, *, model=None, overlap=None, per_parameter=False):
-    """See paceline.torch.DistributedOptimizer."""
+    """The optimizer, with updates that are made as their gradients arrive (overlap="forward"); the object given.
+
+    optimizer: any of torch's that update each parameter by itself. named_parameters: (name, parameter) pairs, for
+    messages. model: the DistributedDataParallel model whose parameters it updates, or a list; None: found by the
+    parameters. overlap: None leaves the optimizer's step() as it is; "forward": backward() and step() wait for no
+    gradient, each layer of the next forward pass waits for its own update, and parameters and optimizer state end bit
+    by bit as without. per_parameter: an optimizer that is not torch's updates each parameter by itself too.
+
+    Beside the optimizer's own methods: synchronize() waits until all updates are made and gradients not yet used are in
+    .grad (before clipping, and before direct reads of parameters); skip_synchronize() is Horovod's context for step().
+
+    Raises InvalidArgumentError and UnsupportedError that name what is wrong. The next wait after a fault (a forward
+    pass, step(), synchronize(), state_dict()) raises the PacelineError that names the rank.
+    """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(
             f"DistributedOptimizer takes a torch.optim.Optimizer, got {type(optimizer).__name__}"
@@ -236,7 +250,8 @@ class _Overlapped(_Distributed):
         """The former class's step() for these parameters alone, with these gradients."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
-        part.__dict__["_paceline_part"] = True
+        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            part.__dict__[name] = collections.OrderedDict()  # the script's are called once a step
         part.param_groups = [{**group, "params": []} for group in groups]
         before = []
         for parameter, gradient in pairs:

@@ -273,7 +273,7 @@ class Overlap:
             raise
         flight.arrived = True
         self._finite = self._finite and finite
-        if self._under_way and all(one.arrived for one in self._flights):
+        if self._under_way and all(one.arrived for one in self._flights if one.operation is not None):
             self._ended()
 
     def _ended(self):
