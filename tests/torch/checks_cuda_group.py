@@ -344,4 +344,20 @@ def a_fault_keeps_the_parameters():
     raises(PeerLostError, "rank 9 is gone", lambda: dist.all_reduce(torch.ones(3), group=group))
 
 
+@check
+def ended_and_made_again():
+    import os
+
+    for _ in range(2):
+        dist.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        dist.init_process_group("paceline")
+        tensor = values(RANK, 10)
+        dist.all_reduce(tensor)
+        assert torch.equal(tensor, sum(everyone(10)))
+        halves = dist.new_group(list(range(SIZE)))
+        dist.all_reduce(tensor, group=halves)
+    dist.destroy_process_group()
+
+
 run()

@@ -7,6 +7,7 @@ streams, and the path, which works at once instead of in stream order. The path 
 import contextlib
 import ctypes
 import itertools
+import weakref
 
 import torch
 from torch.futures import Future
@@ -140,13 +141,14 @@ class StandInGroup(cuda_group.CudaGroup):
 
     def _open(self, device):
         communicator = make_communicator(
-            self.rank, self.size, self._store, f"stand-in/{self._name}", self._timeout, announce=False
+            self.rank, self.size, self._store, self._prefix("stand-in"), self._timeout, announce=False
         )
         self.communicator = PointerPath(communicator)
         way = CudaCollectives(self.communicator, NoStreams())
         way.device = device
         way.compress(self._codec)
         cuda_group._groups.add(self)
+        cuda_group._opened.append(weakref.ref(self))
         cuda_group.watch_steps(self)
         cuda_group._look_after()
         return way

@@ -127,6 +127,31 @@ def test_a_path_that_cannot_be_made_leaves_it_to_nccl(monkeypatch):
     cuda_group._groups.discard(made)
 
 
+def test_groups_are_closed_in_one_order(monkeypatch):
+    """The latest first, for each close waits for its ranks; NCCL that torch has in the process group is torch's."""
+    closed = []
+
+    class Way:
+        def __init__(self, name):
+            self.name = name
+
+        def shutdown(self):
+            closed.append(self.name)
+
+    monkeypatch.setattr(cuda_group, "_look_after", lambda: None)
+    groups = []
+    for name in ("one", "two", "placed"):
+        made = cuda_group.CudaGroup(0, 1, dist.HashStore(), name, 0.0, None)
+        monkeypatch.setattr(cuda_group, "nccl_backend", lambda *_, name=name: Way(name))
+        made.way(torch.device("cpu"))
+        groups.append(made)
+    groups[2]._unplaced = None
+    cuda_group.close_all()
+    assert closed == ["two", "one"]
+    groups[0].close()
+    assert closed == ["two", "one"]
+
+
 def test_the_setting_leaves_it_to_nccl(monkeypatch, group):
     monkeypatch.setenv("PACELINE_CUDA_PATH", "torch")
     assert group._open(torch.device("cpu")) == "nccl" and "PACELINE_CUDA_PATH=torch" in group.taken[0]

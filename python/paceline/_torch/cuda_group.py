@@ -29,6 +29,8 @@ _PINNED = 128 << 20
 _LOOK_SECONDS = 0.5
 _ROW = 1024
 _groups = weakref.WeakSet()
+_opened = []  # weak references, in the order in which groups were opened
+_worlds = 0  # that have ended: torch gives its groups the same names again
 _guard = None
 
 
@@ -104,8 +106,12 @@ class CudaGroup:
         way, self._way = self._way, None
         if self.communicator is not None:
             self.communicator.close()
-        elif way is not None and hasattr(way, "shutdown"):
-            way.shutdown()
+        elif way is not None and self._unplaced is not None:
+            way.shutdown()  # else torch does it, with the process group that has it
+
+    def _prefix(self, purpose):
+        """Of keys in the store; the same on all ranks, whatever other groups they were in."""
+        return f"paceline/{purpose}/{_worlds}/{self._name}"
 
     # --- the choice -------------------------------------------------------------------------------------------------
 
@@ -115,6 +121,7 @@ class CudaGroup:
         if torch.cuda.is_available():
             torch.cuda.synchronize(device)
         _groups.add(self)
+        _opened.append(weakref.ref(self))
         reason, communicator = self._reason()
         way = None
         if reason is None:
@@ -132,7 +139,7 @@ class CudaGroup:
         if self.size == 1 or wish == "torch":
             return ("" if self.size == 1 else "PACELINE_CUDA_PATH=torch asks for it"), None
         communicator = endpoints.make_communicator(
-            self.rank, self.size, self._store, f"paceline/cuda-group/{self._name}", self._timeout, announce=False
+            self.rank, self.size, self._store, self._prefix("cuda-group"), self._timeout, announce=False
         )
         try:
             reason = _first_reason(communicator, "" if communicator.identity.node_count == 1 else _cuda.missing())
@@ -264,6 +271,16 @@ def compress(process_group=None, codec="bf16"):
             backend.paceline_cuda.compress(codec)
             return
     raise InvalidArgumentError("compress() is for process groups of backend 'cpu:paceline,cuda:paceline'")
+
+
+def close_all():
+    """The world ends: closes every group, the latest first, as all ranks do; each close waits for the group's ranks."""
+    global _worlds
+    _worlds += 1
+    while _opened:
+        group = _opened.pop()()
+        if group is not None:
+            group.close()
 
 
 # --- the guard --------------------------------------------------------------------------------------------------------

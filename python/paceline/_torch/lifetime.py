@@ -5,7 +5,7 @@ import functools
 import torch
 import torch.distributed as dist
 
-from paceline._torch import cuda, endpoints, overlap
+from paceline._torch import cuda, cuda_group, endpoints, overlap
 
 
 def patch():
@@ -17,6 +17,8 @@ def patch():
     @functools.wraps(original)
     def destroy_process_group(group=None):
         whole = group is None or group is dist.group.WORLD
+        if whole:
+            cuda_group.close_all()
         unseen = overlap.end_all(None if whole else group)
         cuda.close(None if whole else group)
         endpoints.close(None if whole else group)
