@@ -175,4 +175,27 @@ class Tensor {
   void* data_;
 };
 
+/// Encoding gradients at `only` (0: anywhere) takes `time` longer from now on.
+inline void slow_down_encoding(Cluster& cluster, std::chrono::milliseconds time,
+                               cu::DevicePtr only = 0) {
+  static constexpr size_t kSizes[] = {
+#define PACELINE_ARGUMENT_SIZE(name, argument) sizeof(device::cuda::argument),
+      PACELINE_KERNELS(PACELINE_ARGUMENT_SIZE)
+#undef PACELINE_ARGUMENT_SIZE
+  };
+  size_t i = 0;
+  for (const auto& kernel : device::cuda::reference::kernels()) {
+    const size_t size = kSizes[i++];
+    if (std::string(kernel.name).find("encode") == std::string::npos) continue;
+    cluster.machine().add_kernel(
+        kernel.name, {{size}, [time, only, run = kernel.run](const auto&, void* const* a) {
+                        cu::DevicePtr gradient = 0;  // the first member of every encoder's argument
+                        std::memcpy(&gradient, a[0], sizeof gradient);
+                        if (only == 0 || gradient == only) std::this_thread::sleep_for(time);
+                        void* copy = a[0];
+                        run(&copy);
+                      }});
+  }
+}
+
 }  // namespace paceline::gpu

@@ -512,6 +512,52 @@ TEST(Collectives, BadArgumentsAreNamedAndEndNothing) {
   });
 }
 
+// A small all-reduce copies out on another stream than what only moves: the word that tells the host how far copies are must
+// not run ahead of the slower one.
+TEST(Collectives, WhatIsReadyEarlierDoesNotAnnounceWhatIsNot) {
+  Cluster cluster({.nodes = 2, .local_size = 1});
+  slow_down_encoding(cluster, std::chrono::milliseconds(20));
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r);
+    ASSERT_TRUE(made.is_ok());
+    auto& path = **made;
+    constexpr uint64_t kCount = 3000;
+    Tensor sum(cluster, r, kCount * 4), shard(cluster, r, kCount * 4),
+        whole(cluster, r, kCount * 8);
+    const auto& api = cluster.machine().api();
+    cu::Stream one = nullptr, other = nullptr;
+    ASSERT_EQ(api.stream_create_with_priority(&one, 1, 0), 0);
+    ASSERT_EQ(api.stream_create_with_priority(&other, 1, 0), 0);
+    std::fill_n(shard.as<float>(), kCount, static_cast<float>(r));
+    for (int step = 1; step < 6; ++step) {
+      std::fill_n(sum.as<float>(), kCount, static_cast<float>(step * (r + 1)));
+      AllReduce a;
+      a.data = sum.address();
+      a.count = kCount;
+      a.codec = 0;
+      a.stream = one;
+      auto first = path.all_reduce(a);
+      ASSERT_TRUE(first.is_ok());
+      Collective c;
+      c.input = shard.address();
+      c.output = whole.address();
+      c.count = kCount;
+      c.stream = other;
+      auto second = path.collective(c);
+      ASSERT_TRUE(second.is_ok());
+      ASSERT_TRUE(path.join(*first, one).is_ok());
+      ASSERT_TRUE(path.join(*second, other).is_ok());
+      bool finite = false;
+      ASSERT_TRUE(path.wait_arrival(20, finite).is_ok());
+      ASSERT_EQ(api.stream_synchronize(one), 0);
+      ASSERT_EQ(api.stream_synchronize(other), 0);
+      EXPECT_EQ(sum.as<float>()[kCount - 1], static_cast<float>(3 * step));
+      EXPECT_EQ(whole.as<float>()[2 * kCount - 1], 1.0F);
+    }
+    EXPECT_TRUE(path.destroy().is_ok());
+  });
+}
+
 TEST(Collectives, AnInfIsKnownOnAllRanks) {
   Cluster cluster({.nodes = 2, .local_size = 1});
   cluster.run([&](Rank r) {

@@ -88,27 +88,8 @@ TEST(Costs, NoKernelWaitsForTheNetwork) {
   for (Rank r = 0; r < cluster.size(); ++r)
     tensors.push_back(std::make_unique<Tensor>(cluster, r, kCount * 4));
   // Rank 3 encodes late, so rank 1 on the other node gets its piece after rank 0 has its own.
-  const auto& late = *tensors[3];
-  size_t i = 0;
-  static constexpr size_t kSizes[] = {
-#define PACELINE_ARGUMENT_SIZE(name, argument) sizeof(device::cuda::argument),
-      PACELINE_KERNELS(PACELINE_ARGUMENT_SIZE)
-#undef PACELINE_ARGUMENT_SIZE
-  };
-  for (const auto& kernel : device::cuda::reference::kernels()) {
-    const bool encodes = std::string(kernel.name).find("encode") != std::string::npos ||
-                         std::string(kernel.name).find("cast") != std::string::npos;
-    cluster.machine().add_kernel(
-        kernel.name,
-        {{kSizes[i++]}, [&, encodes, run = kernel.run](const auto&, void* const* a) {
-           cu::DevicePtr first = 0;
-           std::memcpy(&first, a[0], sizeof first);
-           if (encodes && first >= late.address() && first < late.address() + kCount * 4)
-             std::this_thread::sleep_for(kLate);
-           void* copy = a[0];
-           run(&copy);
-         }});
-  }
+  // (Its own half of the buffer begins there.)
+  slow_down_encoding(cluster, kLate, tensors[3]->address() + kCount / 2 * 4);
   cluster.run([&](Rank r) {
     auto made = cluster.create(r);
     ASSERT_TRUE(made.is_ok()) << made.status().message();
