@@ -116,6 +116,9 @@ typedef struct paceline_op_args {
   const char* name;  /* for messages */
   const char* shape; /* for messages */
   double timeout_s;  /* 0: the communicator's */
+  /* Not 0: begins once the operations with a window that have begun and not ended hold fewer bytes of input than
+   * this. What is submitted first then arrives first, where otherwise all share the link. */
+  uint64_t window_bytes;
 } paceline_op_args;
 
 typedef struct paceline_transfer_args {

@@ -94,6 +94,7 @@ class OpArgs(_Sized):
         ("name", c_char_p),
         ("shape", c_char_p),
         ("timeout_s", c_double),
+        ("window_bytes", c_uint64),
     ]
 
 

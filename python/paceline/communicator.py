@@ -135,7 +135,8 @@ class Communicator:
         dtype: a code of DTYPES; input, output: addresses; count: elements; reduce_op, root, group, codec, algorithm:
         the C ABI's codes; counts, send_counts, receive_counts: one number a rank of the group; segments: (key,
         offset, elements) of the parameters that the buffer holds, or an array made by :func:`segment_array`;
-        name, shape: for messages; timeout: seconds, 0 for the communicator's.
+        name, shape: for messages; timeout: seconds, 0 for the communicator's; window: not 0: begins once the operations
+        with a window that have begun and not ended hold fewer bytes, so what is submitted first arrives first.
         """
         args = self._op_args(collective, **arguments)
         op = c_uint64()
@@ -298,6 +299,7 @@ class Communicator:
         name="",
         shape="",
         timeout=0.0,
+        window=0,
     ):
         self._open_handle()
         args = _library.OpArgs(
@@ -315,6 +317,7 @@ class Communicator:
             name=name.encode(),
             shape=shape.encode(),
             timeout_s=timeout,
+            window_bytes=window,
         )
         if counts is not None:
             args.counts = _uint64s(counts)

@@ -55,6 +55,7 @@ Status to_operation(paceline_comm& comm, const paceline_op_args& a, engine::Oper
   o.algorithm = static_cast<plan::Algorithm>(a.algorithm);
   o.codec = codec_for(comm.settings, a);
   o.timeout = to_time(a.timeout_s);
+  o.window_bytes = a.window_bytes;
   assign(o.name, a.name);
   assign(o.shape, a.shape);
   size_t size = 0;

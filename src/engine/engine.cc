@@ -198,6 +198,8 @@ Result<OpId> EngineImpl::submit(const Operation& o, Time now) {
   r.digest = digest_of(r.description);
   r.timeout = o.timeout > 0 ? o.timeout : options_.default_timeout;
   r.input_bytes = bytes.input;
+  r.window_bytes = o.window_bytes;
+  r.in_window = false;
   r.output = static_cast<std::byte*>(o.output);
   r.output_bytes = bytes.output;
   r.send_counts = o.send_counts;
@@ -229,7 +231,9 @@ Result<OpId> EngineImpl::submit(const Operation& o, Time now) {
   r.state = Record::State::kWaitingForScratch;
   ++waiting_;
   // First come, first served: an operation that needs scratch does not pass one that waits for it.
-  const bool may_start = waiting_ == 1 || r.executor->plan().plan.scratch_bytes == 0;
+  // Nor does one that waits for its turn.
+  const bool may_start =
+      waiting_ == 1 || (r.executor->plan().plan.scratch_bytes == 0 && r.window_bytes == 0);
   if (may_start && !interlude_.is_open) try_start(r, false);
   return r.id;
 }
@@ -249,8 +253,9 @@ void EngineImpl::begin(Record& r, Time now) {
   next_check_ = std::min({next_check_, r.deadline, after(now_, kSecond)});
 }
 
-// Gets the scratch and sets the executor off. Returns false while the bound on scratch forbids it.
+// Gets the scratch and sets the executor off. Returns false while the bound on scratch, or its window, forbids it.
 bool EngineImpl::try_start(Record& r, bool force) {
+  if (r.window_bytes > 0 && windowed_ >= r.window_bytes && !force) return false;
   auto need = r.executor->plan().plan.scratch_bytes;
   // A reduce-scatter into a view of its own input, or the like: work on a copy of the input.
   const bool stage = !r.executor->plan().plan.request.in_place && r.binding.input != r.output &&
@@ -263,6 +268,8 @@ bool EngineImpl::try_start(Record& r, bool force) {
   if (!scratch) return false;
   r.state = Record::State::kRunning;
   --waiting_;
+  r.in_window = r.window_bytes > 0;
+  if (r.in_window) windowed_ += r.input_bytes;
   if (need + staged > 0 && scratch->data == nullptr) {
     fail({Code::kResourceExhausted,
           fmt::format("{}: no memory for {} bytes of scratch on {}", r.description.title(),
@@ -355,6 +362,8 @@ void EngineImpl::end(Record& r, Status status) {
 void EngineImpl::release_resources(Record& r) {
   scratch_.release(r.scratch);
   r.scratch = {};
+  if (r.in_window) windowed_ -= r.input_bytes;
+  r.in_window = false;
   if (!r.executor) return;
   Group* g = group(r.group);
   if (g != nullptr && failure_) {

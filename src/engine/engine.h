@@ -58,6 +58,9 @@ struct Operation {
   std::string name;               ///< for messages: "bucket 3", "layer1.weight"
   std::string shape;              ///< for messages: "[64, 128]"; empty: count is printed
   Time timeout = 0;               ///< nanoseconds; 0: the engine's default
+  /// Not 0: begins once those with a window that have begun and not ended hold fewer bytes of input. Submitted first
+  /// then arrives first; otherwise all share the link.
+  uint64_t window_bytes = 0;
 };
 
 /// Point to point, matched by (peer, message tag) in the order of submission.

@@ -47,6 +47,8 @@ struct Record {
   Time deadline = kNever;
   Time last_move = 0;
   uint64_t input_bytes = 0;
+  uint64_t window_bytes = 0;
+  bool in_window = false;  ///< counted in windowed_
   std::unique_ptr<Executor> executor;
   Scratch scratch;
   Binding binding;
@@ -173,6 +175,7 @@ class EngineImpl final : public Engine {
   std::vector<uint32_t> active_;  ///< submission order
   std::vector<uint32_t> just_ended_;
   std::size_t waiting_ = 0;  ///< records in kWaitingForScratch
+  uint64_t windowed_ = 0;    ///< bytes of running operations that have a window
   uint64_t generation_ = 0;
   plan::PlanRequest probe_;  ///< reused
   wire::Events events_;
