@@ -1,5 +1,7 @@
-"""How the buckets of an overlapped model travel. On the CPU: an all-reduce each, in place, waited for by the thread
-that trains."""
+"""How the buckets of an overlapped model travel.
+
+On the CPU each is an all-reduce in place, for which the thread that trains waits.
+"""
 
 import contextlib
 import time
@@ -10,9 +12,14 @@ from torch.futures import Future
 from paceline._torch.attachment import average_by_process_group
 from paceline._torch.bucket_order import of_first_rank
 
+#: Bytes of gradients under way at a time, at least: two buckets of the usual size.
+_WINDOW = 6 << 20
+
 
 class Carrier:
     """What the kinds have in common."""
+
+    _window = _WINDOW
 
     def __init__(self, attachment):
         self._attachment = attachment
@@ -56,6 +63,11 @@ class Carrier:
 
 class CpuCarrier(Carrier):
     device = torch.device("cpu")
+
+    def submit(self, flight):
+        """See Carrier. So much at a time that the link stays busy and what is wanted first arrives first."""
+        self._window = max(self._window, flight.buffer.numel() * flight.buffer.element_size() * 3 // 2)
+        return self._attachment.submit(flight.buffer, *flight.layout, window=self._window)
 
     def carries(self, _buffer):
         return True

@@ -75,8 +75,8 @@ class CpuAttachment(attachment.Attachment):
             self._finish_with_backward()
         return future
 
-    def submit(self, buffer, segments, name):
-        """Submits the average of a bucket's buffer, in place; returns the operation."""
+    def submit(self, buffer, segments, name, window=0):
+        """Submits the average of a bucket's buffer, in place; returns the operation. window: see Communicator."""
         dtype, flat = flat_view(buffer)
         return self.endpoint.communicator.submit(
             core.ALL_REDUCE,
@@ -90,6 +90,7 @@ class CpuAttachment(attachment.Attachment):
             segments=segments,
             name=name,
             shape=str(list(buffer.shape)),
+            window=window,
         )
 
     def _finish_with_backward(self):
