@@ -53,6 +53,8 @@ def wrap_plain(module, device, group, **arguments):
 def wrap_ours(module, device, codec, settings):
     """DistributedDataParallel as `import paceline.torch` makes it, with a communicator of its own."""
     chosen = {"PACELINE_CODEC": "none" if codec == "exact" else codec, **settings}
+    if device.type == "cuda":  # what is measured is this path, also where the probe would choose NCCL
+        chosen.setdefault("PACELINE_CUDA_PATH", "paceline")
     with environment(**chosen):
         return _ddp(module, device, dist.new_group())
 

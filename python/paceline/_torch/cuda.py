@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from paceline import _cuda, _state
 from paceline import communicator as core
-from paceline._torch import endpoints
+from paceline._torch import cuda_probe, endpoints
 from paceline._torch.cuda_steps import CudaSteps
 from paceline._torch.older import MODERN
 from paceline.errors import PacelineError, UnsupportedError
@@ -78,8 +78,12 @@ def close(process_group=None):
     for key in [k for k in _chosen if process_group is None or k[0] is process_group]:
         endpoint = _chosen.pop(key)
         if endpoint is not None:
-            endpoint.steps.forget()
-            endpoint.communicator.close()
+            _close(endpoint)
+
+
+def _close(endpoint):
+    endpoint.steps.forget()
+    endpoint.communicator.close()
 
 
 def prune():
@@ -99,17 +103,29 @@ def _choose(process_group, device):
     try:
         made, reason = _agree(communicator, process_group, device)
         endpoint = None if reason else CudaEndpoint(made, process_group, device)
+        if endpoint is not None and wish == "auto" and endpoint.codec == "none" and _has_nccl(process_group):
+            figures = cuda_probe.compare(made, process_group, device)
+            reason = cuda_probe.reason_for_torch(*figures)
+            _state.say_once(rank, cuda_probe.outcome(*figures))
     except BaseException:
         communicator.abort(f"rank {rank} could not set up the path for CUDA tensors")
         communicator.close()
         raise
-    if endpoint is None:
-        communicator.close()
+    if reason:
+        if endpoint is None:
+            communicator.close()
+        else:
+            _close(endpoint)
         _keep_torch(rank, wish, reason)
         return None
     _state.say_once(rank, made.describe().removeprefix("paceline: "))
     _say_what_queues_cost(rank)
     return endpoint
+
+
+def _has_nccl(process_group):
+    """Whether torch's own way of a CUDA model is NCCL: what the probe compares with."""
+    return "nccl" in str(dist.get_backend_config(process_group))
 
 
 def _say_what_queues_cost(rank):

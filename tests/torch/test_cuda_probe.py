@@ -1,0 +1,67 @@
+"""The choice between Paceline and NCCL at the start, on a clock of the test's own."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from paceline._torch import cuda_probe
+
+MIB = 1 << 20
+
+
+class Network:
+    """Two ways with a latency and a rate each; time passes only when one of them carries something."""
+
+    def __init__(self, monkeypatch, ours, theirs):
+        self.now = 0.0
+        self.carried = []
+        self.rates = {"ours": ours, "theirs": theirs}
+        monkeypatch.setattr(cuda_probe.time, "perf_counter", lambda: self.now)
+
+    def way(self, name):
+        def carry(size):
+            latency, rate = self.rates[name]
+            self.carried.append((name, size))
+            self.now += latency + size / rate
+
+        return carry
+
+    def race(self):
+        return cuda_probe.race(self.way("ours"), self.way("theirs"), lambda seconds: seconds)
+
+
+def test_large_sizes_on_a_fast_line(monkeypatch):
+    network = Network(monkeypatch, (1e-4, 2.5e9), (2e-4, 2e9))
+    ours, theirs, size = network.race()
+    assert size == 16 * MIB
+    assert ours == pytest.approx(1e-4 + size / 2.5e9) and theirs == pytest.approx(2e-4 + size / 2e9)
+    assert cuda_probe.reason_for_torch(ours, theirs, size) == ""
+
+
+def test_small_sizes_on_a_slow_line_take_no_seconds(monkeypatch):
+    network = Network(monkeypatch, (1e-3, 1e7), (1e-3, 1e7))
+    assert network.race()[2] == MIB
+    assert network.now < 2
+
+
+def test_turns_alternate_and_ranks_begin_together(monkeypatch):
+    network = Network(monkeypatch, (1e-3, 1e9), (1e-3, 1e9))
+    size = network.race()[2]
+    timed = [entry for entry in network.carried if entry[1] == size]
+    assert [name for name, _ in timed[-6:]] == ["ours", "theirs"] * 3
+    at = [i for i, entry in enumerate(network.carried) if entry[1] == size][-6:]
+    assert all(network.carried[i - 1] == ("theirs", 16) for i in at)
+
+
+def test_the_slowest_rank_counts(monkeypatch):
+    network = Network(monkeypatch, (0, 1e9), (0, 1e9))
+    ours, theirs, _ = cuda_probe.race(
+        network.way("ours"), network.way("theirs"), lambda seconds: [seconds[0] * 2, seconds[1] * 3]
+    )
+    assert theirs == pytest.approx(1.5 * ours)
+
+
+def test_nccl_is_kept_only_where_it_is_clearly_faster():
+    assert cuda_probe.reason_for_torch(0.010, 0.0095, 16 * MIB) == ""
+    reason = cuda_probe.reason_for_torch(0.0062, 0.0051, 16 * MIB)
+    assert "16 MiB in 5.1 ms" in reason and "6.2" in reason and "PACELINE_CUDA_PATH=paceline" in reason
