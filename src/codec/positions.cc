@@ -178,6 +178,44 @@ bool PositionReader::next(uint64_t& position) {
   return true;
 }
 
+bool PositionReader::next(uint32_t count, uint64_t* positions) {
+  if (error_ != nullptr) return false;
+  uint32_t done = 0;
+  while (done < count) {
+    // Many entries on variables of its own, as long as whole words can be read and an entry fits into one.
+    const std::byte* at = at_;
+    uint64_t word = word_;
+    uint64_t cursor = cursor_;
+    int available = available_;
+    const uint64_t low_mask = (uint64_t{1} << rice_) - 1;
+    while (done < count && end_ - at >= 8) {
+      uint64_t bytes = 0;
+      std::memcpy(&bytes, at, sizeof(bytes));
+      word |= bytes << available;  // as in refill()
+      at += (63 - available) >> 3;
+      available |= 56;
+      if (word == 0) break;
+      const int quotient = std::countr_zero(word);
+      const int bits = quotient + 1 + rice_;
+      if (bits > available) break;
+      cursor += static_cast<uint64_t>(quotient) << rice_ | (word >> quotient >> 1 & low_mask);
+      if (cursor >= block_length_) {
+        error_ = "a position lies outside of its block";
+        return false;
+      }
+      word = word >> quotient >> 1 >> rice_;
+      available -= bits;
+      positions[done++] = block_start_ + cursor++;
+    }
+    at_ = at;
+    word_ = word;
+    cursor_ = cursor;
+    available_ = available;
+    if (done < count && !next(positions[done++])) return false;
+  }
+  return true;
+}
+
 const char* PositionReader::finish() {
   if (error_ != nullptr) return error_;
   while (at_ != end_ && available_ < 56) {

@@ -42,12 +42,13 @@ class PositionReader {
   /// Begins the next block; false after the last one or on error.
   bool next_block();
   [[nodiscard]] uint32_t entries() const { return entries_; }
-  /// The next position of the block, counted from the start of the encoding.
-  bool next(uint64_t& position);
+  /// The next `count` positions of the block, counted from the start of the encoding; not more than are left of it.
+  bool next(uint32_t count, uint64_t* positions);
   /// "" or what is wrong. After the last block: also checks that nothing but zero padding is left.
   const char* finish();
 
  private:
+  bool next(uint64_t& position);
   void refill();
   bool take(int count, uint64_t& bits);
   bool take_unary(uint64_t limit, uint64_t& count);

@@ -76,11 +76,13 @@ class ValueReader {
  public:
   explicit ValueReader(const Encoding& e) : encoding_(e), scale_(std::ldexp(1.0f, e.exponent)) {}
 
-  /// Next value; the caller reads no more than `entries`. A value that isn't finite makes finite()
-  /// false.
-  float next() {
+  /// The next values, at least one and at most `most`; the caller reads no more than `entries`. A value that isn't
+  /// finite makes finite() false.
+  std::span<const float> next(std::size_t most) {
     if (at_ == filled_) fill();
-    return group_[at_++];
+    const std::span<const float> values(group_ + at_, std::min(most, filled_ - at_));
+    at_ += values.size();
+    return values;
   }
   [[nodiscard]] bool finite() const { return finite_; }
 
@@ -123,14 +125,12 @@ class ValueReader {
       const uint32_t group = std::min<uint32_t>(kAhead, here - i);
       // The elements lie far apart in memory: ask for a group of them, then add.
       uint64_t at[kAhead];
-      for (uint32_t j = 0; j < group; ++j) {
-        if (!positions.next(at[j])) return corrupted(positions.finish());
-        __builtin_prefetch(&dst[at[j]], 1);
-      }
-      for (uint32_t j = 0; j < group; ++j) {
-        const float value = values.next();
+      if (!positions.next(group, at)) return corrupted(positions.finish());
+      for (uint32_t j = 0; j < group; ++j) __builtin_prefetch(&dst[at[j]], 1);
+      for (uint32_t j = 0; j < group;) {
+        const auto some = values.next(group - j);
         if (!values.finite()) return corrupted("a value is not finite");
-        dst[at[j]] += value * factor;
+        for (const float value : some) dst[at[j++]] += value * factor;
       }
     }
   }
