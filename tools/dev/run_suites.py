@@ -212,6 +212,35 @@ def run(suite: Suite) -> Tally:
     return tally
 
 
+def failed_tests(suite: Suite) -> list[str]:
+    """pytest's names of the tests that failed; none where the suite is no pytest, or died outside of a test."""
+    if not suite.name.startswith("pytest:") or suite.junit is None or not suite.junit.exists():
+        return []
+    names = []
+    for case in ET.parse(suite.junit).getroot().iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            file = case.get("classname", "").replace(".", "/") + ".py"
+            if not (ROOT / file).exists():
+                return []
+            names.append(f"{file}::{case.get('name')}")
+    return names
+
+
+def once_more(suite: Suite, tally: Tally) -> Tally:
+    """A second run, alone on the machine and said: tests that bound a reaction time can lose against the suite beside
+    them on two cores. Of a suite that ran alone only a few failed tests get it."""
+    names = failed_tests(suite)
+    if not suite.alone:
+        say(f"==> {suite.name} failed beside others; once more, alone")
+        return run(suite)
+    if not 0 < len(names) == tally.failed <= 2:
+        return tally
+    say(f"==> {suite.name}: once more: {' '.join(names)}")
+    kept = [part for part in suite.command if not part.startswith("tests/")]
+    again = run(dataclasses.replace(suite, command=[*kept, *names]))
+    return Tally(tally.passed + again.passed, again.failed, tally.skipped + again.skipped)
+
+
 def build(directory: str, options: list[str], targets: list[str]) -> bool:
     """Configures and builds; failures are printed. ccache makes a second time quick."""
     started = time.monotonic()
@@ -285,10 +314,8 @@ def main() -> int:
     results += [(suite, run(suite)) for suite in suites if suite.alone]
     finals = []
     for suite, tally in results:
-        if tally.failed and not suite.alone and suite.name != "lint":
-            # Tests that bound a reaction time can lose against the suite beside them on two cores.
-            say(f"==> {suite.name} failed beside others; once more, alone")
-            tally = run(suite)
+        if tally.failed and suite.name != "lint":
+            tally = once_more(suite, tally)
         finals.append((suite, tally))
         total.add(tally)
     unhappy = [suite.name for suite, tally in finals if tally.failed]
