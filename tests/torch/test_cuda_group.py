@@ -7,14 +7,13 @@ import cuda_stand_in
 import pytest
 import torch
 import torch.distributed as dist
-from support import MODERN, Suite, names_of
+from support import Suite, names_of
 
 from paceline import _cuda
 from paceline import communicator as core
 from paceline._torch import cuda_group, cuda_steps
 from paceline.errors import InvalidArgumentError, PeerLostError, UnsupportedError
 
-pytestmark = pytest.mark.skipif(not MODERN, reason="torch before 2 has no backends per device")
 SUITES = {ranks: Suite("checks_cuda_group.py", ranks) for ranks in (2, 4)}
 
 

@@ -65,3 +65,19 @@ def split_counts(tensor, splits, size, what):
             f"all_to_all_single: {what} split sizes {splits} must be {size} numbers that add up to {rows} rows"
         )
     return [n * width for n in splits]
+
+
+def one_per_rank(size, length, what):
+    """Raises InvalidArgumentError unless a list has a tensor for each rank of the group."""
+    if length != size:
+        raise InvalidArgumentError(f"{what} has {length} tensors, the group {size} ranks")
+
+
+def other_names(operations):
+    """A class of collectives: the names under which other versions of torch call them."""
+    operations._allgather_base = operations.all_gather_single
+    operations._reduce_scatter_base = operations.reduce_scatter_single
+    operations.alltoall_base = operations.all_to_all_single
+    operations.allgather_into_tensor_coalesced = operations.all_gather_single_coalesced
+    operations.reduce_scatter_tensor_coalesced = operations.reduce_scatter_single_coalesced
+    return operations

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from paceline import _cuda
 from paceline import communicator as core
-from paceline._torch.arguments import op_of, reduction, single
+from paceline._torch.arguments import one_per_rank, op_of, other_names, reduction, single
 from paceline._torch.cuda_work import CudaWork, together
 from paceline._torch.dtypes import Packed, dense, describe
 from paceline._torch.work import as_torch_error
@@ -29,6 +29,7 @@ def check_codec(name):
     return _CODECS[name]
 
 
+@other_names
 class CudaCollectives:
     """path: a CudaCommunicator over the group's ranks; streams: cuda_work.Streams of the tensors' device."""
 
@@ -122,7 +123,7 @@ class CudaCollectives:
 
     def reduce_scatter(self, outputs, inputs, opts=None, *_):
         output, parts = single(outputs), single(inputs, lists=True)
-        self._expect(len(parts), "reduce_scatter's input list")
+        one_per_rank(self._size, len(parts), "reduce_scatter's input list")
         if output.numel() != parts[self._rank].numel():
             raise InvalidArgumentError(
                 f"reduce_scatter: the output has {output.numel()} elements, rank {self._rank}'s part of the input "
@@ -186,7 +187,7 @@ class CudaCollectives:
 
     def allgather(self, outputs, inputs, opts=None, *_):
         parts, input = single(outputs, lists=True), single(inputs)
-        self._expect(len(parts), "all_gather's output list")
+        one_per_rank(self._size, len(parts), "all_gather's output list")
         if parts[self._rank].numel() != input.numel():
             raise InvalidArgumentError(
                 f"all_gather: the input has {input.numel()} elements, this rank's place in the output list "
@@ -218,7 +219,7 @@ class CudaCollectives:
         output, root = single(outputs), opts.rootRank
         if self._rank == root:
             parts = single(inputs, lists=True)
-            self._expect(len(parts), "scatter's input list")
+            one_per_rank(self._size, len(parts), "scatter's input list")
             if any(part.numel() != output.numel() for part in parts):
                 raise InvalidArgumentError("scatter: every tensor of the input list must have the output's size")
             whole = torch.stack([part.detach().reshape(-1) for part in parts])
@@ -329,18 +330,6 @@ class CudaCollectives:
 
         work = self._all_gather(every.data_ptr(), source, (target, tensor, source, every), finish)
         return self._also_holding(work, (), [target])
-
-    def _expect(self, length, what):
-        if length != self._size:
-            raise InvalidArgumentError(f"{what} has {length} tensors, the group {self._size} ranks")
-
-    # --- names in other versions of torch ---------------------------------------------------------------------------
-
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
-    alltoall_base = all_to_all_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
 
 def _require_strided(tensor):

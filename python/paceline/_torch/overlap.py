@@ -57,7 +57,7 @@ class Overlap:
         self._names = names
         self._views = ddp.gradient_as_bucket_view
         self._owners = {}
-        self._placeholders = {}
+        self._stand_ins = {}
         self._flights = []
         self._under_way = 0
         self._finite = True
@@ -127,7 +127,7 @@ class Overlap:
                 if parameter.grad is None:
                     continue  # unused on every rank
                 if self._owner(parameter) is not None:
-                    parameter.grad = self._placeholder(parameter)
+                    parameter.grad = self._stand_in(parameter)
                 else:
                     foreign.append((parameter, gradient))
             if foreign:  # an optimizer that is none of ours steps next
@@ -138,11 +138,11 @@ class Overlap:
         owner = self._owners.get(id(parameter))
         return None if owner is None else owner()
 
-    def _placeholder(self, parameter):
-        found = self._placeholders.get(id(parameter))
+    def _stand_in(self, parameter):
+        found = self._stand_ins.get(id(parameter))
         if found is None:
             name = self._names.get(id(parameter), "?")
-            found = self._placeholders[id(parameter)] = PendingGradient.of(parameter, name)
+            found = self._stand_ins[id(parameter)] = PendingGradient.of(parameter, name)
         return found
 
     def _hand_out(self, flight, pairs):
@@ -161,7 +161,7 @@ class Overlap:
     def pending(self, parameter):
         """Whether the parameter's .grad stands for one under way."""
         gradient = parameter.grad
-        return gradient is not None and gradient is self._placeholders.get(id(parameter))
+        return gradient is not None and gradient is self._stand_ins.get(id(parameter))
 
     def request(self, optimizer, update):
         """The optimizer steps: update([(parameter, gradient), …]) is called for each bucket once it has arrived."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from paceline import communicator as core
 from paceline._torch import endpoints, lifetime
-from paceline._torch.arguments import op_of, reduction, scaled, single, split_counts
+from paceline._torch.arguments import one_per_rank, op_of, other_names, reduction, scaled, single, split_counts
 from paceline._torch.cuda_group import ByDevice, CudaGroup
 from paceline._torch.dtypes import Packed, dense, describe, flat_view, moved_as, require_cpu
 from paceline._torch.folds import gathered_fold, sparse_all_reduce
@@ -52,6 +52,7 @@ def _made(endpoint, timeout, owner, options):
     return made
 
 
+@other_names
 class _Operations:
     """torch's methods; tensors live on the CPU, of any dtype and layout."""
 
@@ -116,7 +117,7 @@ class _Operations:
     def reduce_scatter(self, outputs, inputs, opts=None, *_):
         output, parts = single(outputs), single(inputs, lists=True)
         require_cpu([output, *parts])
-        self._expect(len(parts), "reduce_scatter's input list")
+        one_per_rank(self._size, len(parts), "reduce_scatter's input list")
         if output.numel() != parts[self._rank].numel():
             raise InvalidArgumentError(
                 f"reduce_scatter: the output has {output.numel()} elements, rank {self._rank}'s part of the input "
@@ -184,7 +185,7 @@ class _Operations:
     def allgather(self, outputs, inputs, opts=None, *_):
         parts, input = single(outputs, lists=True), single(inputs)
         require_cpu([input, *parts])
-        self._expect(len(parts), "all_gather's output list")
+        one_per_rank(self._size, len(parts), "all_gather's output list")
         if parts[self._rank].numel() != input.numel():
             raise InvalidArgumentError(
                 f"all_gather: the input has {input.numel()} elements, this rank's place in the output list "
@@ -238,7 +239,7 @@ class _Operations:
         if self._rank == root:
             parts = single(outputs, lists=True)
             require_cpu(parts)
-            self._expect(len(parts), "gather's output list")
+            one_per_rank(self._size, len(parts), "gather's output list")
             if any(part.numel() != input.numel() for part in parts):
                 raise InvalidArgumentError("gather: every tensor of the output list must have the input's size")
             packed = Packed(parts)
@@ -266,7 +267,7 @@ class _Operations:
         if self._rank == root:
             parts = single(inputs, lists=True)
             require_cpu(parts)
-            self._expect(len(parts), "scatter's input list")
+            one_per_rank(self._size, len(parts), "scatter's input list")
             if any(part.numel() != output.numel() for part in parts):
                 raise InvalidArgumentError("scatter: every tensor of the input list must have the output's size")
             packed = Packed(parts).pack()
@@ -285,8 +286,8 @@ class _Operations:
 
     def alltoall(self, outputs, inputs, opts=None, *_):
         require_cpu([*outputs, *inputs])
-        self._expect(len(outputs), "all_to_all's output list")
-        self._expect(len(inputs), "all_to_all's input list")
+        one_per_rank(self._size, len(outputs), "all_to_all's output list")
+        one_per_rank(self._size, len(inputs), "all_to_all's input list")
         source, target = Packed(inputs).pack(), Packed(outputs)
         return self._all_to_all(
             target.memory, source.memory, target.counts, source.counts, opts, outputs, target.unpack, (source, target)
@@ -453,17 +454,6 @@ class _Operations:
     def _done(self, action, result):
         return self._hand_out(PacelineWork(self._communicator, [], action, None, result, self._claim))
 
-    def _expect(self, length, what):
-        if length != self._size:
-            raise InvalidArgumentError(f"{what} has {length} tensors, the group {self._size} ranks")
-
-    # --- names in other versions of torch ---------------------------------------------------------------------------
-
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
-    alltoall_base = all_to_all_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     _start_coalescing = start_coalescing
 
 
