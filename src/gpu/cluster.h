@@ -198,4 +198,20 @@ inline void slow_down_encoding(Cluster& cluster, std::chrono::milliseconds time,
   }
 }
 
+struct ClusterShape {
+  int nodes, local_size, queues;
+};
+
+/// Tests on clusters of several shapes.
+class OnShapes : public testing::TestWithParam<ClusterShape> {
+ protected:
+  static ClusterOptions options() {
+    ClusterOptions o;
+    o.nodes = GetParam().nodes;
+    o.local_size = GetParam().local_size;
+    o.machine.hardware_queues = GetParam().queues;
+    return o;
+  }
+};
+
 }  // namespace paceline::gpu

@@ -321,19 +321,7 @@ class Mixed {
   Rank rank_;
 };
 
-struct Shape {
-  int nodes, local_size, queues;
-};
-class CollectiveFaults : public testing::TestWithParam<Shape> {
- protected:
-  ClusterOptions options() {
-    ClusterOptions o;
-    o.nodes = GetParam().nodes;
-    o.local_size = GetParam().local_size;
-    o.machine.hardware_queues = GetParam().queues;
-    return o;
-  }
-};
+class CollectiveFaults : public OnShapes {};
 
 TEST_P(CollectiveFaults, AllKindsBesideEachOther) {
   Cluster cluster(options());
@@ -396,8 +384,8 @@ TEST_P(CollectiveFaults, ARankThatStaysAwayIsNamedByTheDeadline) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CollectiveFaults,
-                         testing::Values(Shape{2, 1, 0}, Shape{2, 2, 0}, Shape{2, 2, 1},
-                                         Shape{3, 2, 0}),
+                         testing::Values(ClusterShape{2, 1, 0}, ClusterShape{2, 2, 0},
+                                         ClusterShape{2, 2, 1}, ClusterShape{3, 2, 0}),
                          [](const auto& info) {
                            return fmt::format("{}x{}_{}queues", info.param.nodes,
                                               info.param.local_size, info.param.queues);

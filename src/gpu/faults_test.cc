@@ -149,19 +149,7 @@ TEST(Faults, ShapesThatDifferAreNamed) {
   });
 }
 
-struct Shape {
-  int nodes, local_size, queues;
-};
-class FaultsOf : public testing::TestWithParam<Shape> {
- protected:
-  ClusterOptions options() {
-    ClusterOptions o;
-    o.nodes = GetParam().nodes;
-    o.local_size = GetParam().local_size;
-    o.machine.hardware_queues = GetParam().queues;
-    return o;
-  }
-};
+class FaultsOf : public OnShapes {};
 
 TEST_P(FaultsOf, AKilledRankIsNamedOnAllOthers) {
   Cluster cluster(options());
@@ -246,8 +234,9 @@ TEST_P(FaultsOf, ALostGpuIsNoticedAndNamed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, FaultsOf,
-                         testing::Values(Shape{2, 1, 0}, Shape{2, 2, 0}, Shape{2, 2, 1},
-                                         Shape{3, 1, 0}, Shape{3, 2, 1}),
+                         testing::Values(ClusterShape{2, 1, 0}, ClusterShape{2, 2, 0},
+                                         ClusterShape{2, 2, 1}, ClusterShape{3, 1, 0},
+                                         ClusterShape{3, 2, 1}),
                          [](const auto& info) {
                            return fmt::format("{}x{}_{}queues", info.param.nodes,
                                               info.param.local_size, info.param.queues);
