@@ -203,15 +203,15 @@ Status Path::make_slots() {
   const auto nodes = static_cast<uint64_t>(shape_.nodes);
   // Exact float32 is the widest; the parts of two hops are rounded up, each.
   slot_bytes_ = elements * sizeof(float) + nodes * (kPartGranule * sizeof(float) + 2 * kHostAlign);
-  device::cuda::WireFormat top_k;
-  top_k.codec = WireCodec::kTopK;
-  const uint64_t state = device::cuda::state_bytes(top_k, elements);
+  // Each operation names its ratio and types: the most that one takes.
+  widest.format = {WireCodec::kTopK, DType::kFloat16, 1.0, false};
+  out_state_bytes_ = device::cuda::state_bytes(widest.format, piece_elements(widest));
   out_slots_.resize(kOutSlots);
   for (auto& s : out_slots_) {
     PACELINE_ASSIGN(s.memory, objects_.memory(slot_bytes_, "encodings on their way out"));
     PACELINE_ASSIGN(s.encoded, objects_.event());
   }
-  PACELINE_ASSIGN(out_state_, objects_.memory(state, "the selection of top-k"));
+  PACELINE_ASSIGN(out_state_, objects_.memory(out_state_bytes_, "the selection of top-k"));
   PACELINE_ASSIGN(reports_, objects_.memory(kEnds * sizeof(uint32_t), "reports"));
   for (auto& lane : lanes_) {
     PACELINE_ASSIGN(lane.in_slots, objects_.memory(nodes * slot_bytes_, "encodings that come in"));
@@ -314,6 +314,7 @@ Status Path::warm_up_codecs() {
       e.elements = kElements;
       e.encoded = slot.memory;
       e.state = out_state_;
+      e.state_capacity = out_state_bytes_;
       PACELINE_RETURN_IF_ERROR(kernels_->encode(format, e, out_));
       device::cuda::CombineArguments c;
       c.encoded = {&slot.memory, 1};

@@ -159,6 +159,7 @@ Status Path::encode_part(Job& job, Span span, int node, cu::DevicePtr to) {
   e.scale = job.scale_in;
   e.encoded = to;
   e.state = out_state_;
+  e.state_capacity = out_state_bytes_;
   e.report = job.report;
   if (job.residuals) {
     PACELINE_ASSIGN(auto place, residuals_->place(ranges_of(job, span), out_));

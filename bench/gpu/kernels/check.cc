@@ -85,6 +85,7 @@ void run_reference(const Case& c, Tensors& t) {
   if (c.momentum) a.velocity = address(t.velocity), a.next_velocity = address(t.next_velocity);
   a.encoded = address(t.encoded);
   if (!state.empty()) a.state = address(state);
+  a.state_capacity = state.size();
   a.report = reinterpret_cast<DevicePtr>(&t.report);
   must(reference::encode(c.format, a), c);
 }
@@ -108,6 +109,7 @@ Memory run_device(const Gpu& gpu, const Kernels& kernels, const Case& c, Tensors
   a.next_velocity = c.in_place ? a.velocity : next_velocity.address();
   a.encoded = encoded.address();
   a.state = state.address();
+  a.state_capacity = state.bytes();
   a.report = report.address();
   must(kernels.encode(c.format, a, gpu.stream()), c);
   gpu.wait();

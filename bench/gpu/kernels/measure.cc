@@ -164,6 +164,7 @@ class Bench {
         a.next_velocity = velocities_[(i + 1) % kSets].address();
       }
       a.state = state_.address();
+      a.state_capacity = state_.bytes();
       must(kernels_.encode(format, a, gpu_.stream()));
     };
     Row row = time_of(gpu_, flush_, name, elements, bytes, encode,
@@ -223,6 +224,7 @@ void Bench::top_k_parts(uint64_t elements) {
     a.residual = residuals_[i % kSets].address();
     a.next_residual = residuals_[(i + 1) % kSets].address();
     a.state = state_.address();
+    a.state_capacity = state_.bytes();
     flush_.fill(1);
     events = {gpu_.record()};
     must(kernels->encode({WireCodec::kTopK}, a, gpu_.stream()));

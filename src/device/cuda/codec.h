@@ -68,6 +68,7 @@ struct EncodeArguments {
   /// top-k: state_bytes() of scratch, aligned to 16 bytes. Nothing in it is carried from call to call, so pieces that
   /// are encoded on the same stream may share it (sized for the largest).
   drivers::cuda::DevicePtr state = 0;
+  uint64_t state_capacity = 0;  ///< bytes at `state`; fewer than state_bytes() are refused
   /// uint32, or 0: kReport… bits are added to it. The caller clears it.
   drivers::cuda::DevicePtr report = 0;
 };

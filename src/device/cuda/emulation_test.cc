@@ -230,6 +230,7 @@ void check(const WireFormat& format, uint64_t elements, Kind kind, bool feedback
       }
       a.encoded = encoded.address();
       a.state = state.bytes() == 0 ? 0 : state.address();
+      a.state_capacity = state.bytes();
       a.report = reinterpret_cast<DevicePtr>(&reports[side]);
       ASSERT_TRUE(
           (side == 0 ? reference::encode(format, a) : enqueue_encode(device, format, a)).is_ok());
@@ -323,6 +324,7 @@ TEST_F(Emulated, SparseRows) {
       const Buffer sum(rows * row_elements * 4), emulated_sum(rows * row_elements * 4);
       EncodeRowsArguments a{gradient.address(), 0.5F, want.address(), state.address(), 0};
       ASSERT_TRUE(reference::encode_rows(format, a).is_ok());
+      std::memset(got.as<void>(), 0xA5, got.bytes());
       a.encoded = got.address();
       ASSERT_TRUE(enqueue_encode_rows(device, format, a).is_ok());
       expect_same(want, got, "rows");
@@ -333,6 +335,30 @@ TEST_F(Emulated, SparseRows) {
       expect_same(sum, emulated_sum, "sum of rows");
     }
   }
+}
+
+TEST_F(Emulated, MoreSparseRowsThanTheBound) {
+  const RowFormat format{DType::kFloat32, false, 1030, 8, 101};
+  const Buffer gradient = test::normal(format.dtype, format.rows * format.row_elements, 1, 5);
+  EmulatedDevice device(550);
+  const Buffer want(encoded_row_bytes(format)), got(encoded_row_bytes(format));
+  const Buffer state(row_state_bytes(format));
+  uint32_t report = 0, emulated_report = 0;
+  EncodeRowsArguments a{gradient.address(), 0.5F, want.address(), state.address(),
+                        reinterpret_cast<DevicePtr>(&report)};
+  ASSERT_TRUE(reference::encode_rows(format, a).is_ok());
+  std::memset(got.as<void>(), 0xA5, got.bytes());
+  a.encoded = got.address();
+  a.report = reinterpret_cast<DevicePtr>(&emulated_report);
+  ASSERT_TRUE(enqueue_encode_rows(device, format, a).is_ok());
+  expect_same(want, got, "rows beyond the bound");
+  EXPECT_EQ(report, kReportRows);
+  EXPECT_EQ(emulated_report, kReportRows);
+  const Buffer sum(format.rows * format.row_elements * sizeof(float));
+  const DevicePtr source = got.address();
+  ASSERT_TRUE(enqueue_combine_rows(device, format, {{&source, 1}, 1, sum.address()}).is_ok());
+  for (uint64_t i = 0; i < format.rows * format.row_elements; ++i)
+    ASSERT_TRUE(std::isnan(sum.as<float>()[i]));
 }
 
 TEST_F(Emulated, Segments) {

@@ -205,7 +205,12 @@ Status check_encode(const WireFormat& format, const EncodeArguments& a) {
   PACELINE_RETURN_IF_ERROR(check_aligned(a.next_velocity, "next_velocity", a.velocity != 0));
   if (a.velocity != 0 && a.residual == 0)
     return invalid("device codec: momentum correction needs a residual");
-  return check_aligned(a.state, "state", true);
+  PACELINE_RETURN_IF_ERROR(check_aligned(a.state, "state", true));
+  const uint64_t wanted = state_bytes(format, a.elements);
+  if (a.state_capacity < wanted)
+    return invalid(fmt::format("device codec: state of {} bytes; top-k of {} elements needs {}",
+                               a.state_capacity, a.elements, wanted));
+  return Status::ok();
 }
 
 }  // namespace

@@ -74,6 +74,7 @@ TEST(Kernels, LaunchWhatTheReferenceRuns) {
         a.next_residual = next[i].address();
         a.encoded = encoded[i].address();
         a.state = state.bytes() == 0 ? 0 : state.address();
+        a.state_capacity = state.bytes();
         ASSERT_TRUE(
             (i == 0 ? kernels->encode(format, a, nullptr) : reference::encode(format, a)).is_ok());
         const DevicePtr sources[] = {encoded[i].address(), encoded[0].address()};

@@ -39,6 +39,7 @@ struct Piece {
     a.next_residual = next.address();
     a.encoded = encoded.address();
     a.state = state.bytes() != 0 ? state.address() : 0;
+    a.state_capacity = state.bytes();
     a.report = reinterpret_cast<drivers::cuda::DevicePtr>(&report);
     return a;
   }
@@ -417,6 +418,7 @@ TEST(Codecs, BadArgumentsAreNamed) {
   has(message([](F&, A& a) { a.next_residual = 0; }), "next_residual is missing");
   has(message([](F&, A& a) { a.momentum = 0.9F; }), "velocity is missing");
   has(message([](F&, A& a) { a.state = 0; }), "state is missing");
+  has(message([](F&, A& a) { --a.state_capacity; }), "state of");
   has(message([](F&, A& a) { a.elements = kMaxElements + 1; }), "cut it");
   CombineArguments none;
   EXPECT_EQ(reference::combine(piece.format, none).code(), Code::kInvalidArgument);

@@ -58,7 +58,8 @@ __device__ void list(const RowsEncode& a) {
     listed += __reduce_add_sync(kAllLanes, mine);
   }
   const uint64_t slots = (a.values_offset - kRowHead) / sizeof(uint32_t);
-  for (uint64_t i = listed + threadIdx.x; i < slots; i += kListThreads) rows[i] = 0;
+  const uint64_t used = min(uint64_t{listed}, a.capacity);
+  for (uint64_t i = used + threadIdx.x; i < slots; i += kListThreads) rows[i] = 0;
   if (threadIdx.x >= 4) return;
   at<uint32_t>(a.encoded)[threadIdx.x] = threadIdx.x == 0 ? listed : 0;
   if (threadIdx.x == 0 && listed > a.capacity && a.report != 0)
