@@ -15,6 +15,8 @@ from paceline._torch import backend
 backend.register()
 MODERN = hasattr(torch, "compile")
 dist.init_process_group("paceline", timeout=datetime.timedelta(seconds=60))
+#: Whether this torch takes backends made in Python; otherwise they are whole process groups.
+BACKENDS = not type(dist.group.WORLD).__name__.startswith("Paceline")
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]

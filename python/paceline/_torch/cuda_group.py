@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from paceline import _cuda, _state
 from paceline import communicator as core
-from paceline._torch import amp, cuda_steps, endpoints
+from paceline._torch import aborts, amp, cuda_steps, endpoints
 from paceline._torch.cuda_collectives import CudaCollectives, check_codec
 from paceline._torch.cuda_work import Streams, together
 from paceline._torch.work import as_torch_error
@@ -90,8 +90,8 @@ class CudaGroup:
         self.failure = error
         if self.communicator is not None and not self.communicator.closed:
             self.communicator.abort(str(error))
-        if self._nccl is not None and hasattr(self._nccl, "abort"):
-            threading.Thread(target=self._nccl.abort, daemon=True, name="paceline-abort-nccl").start()
+        if self._nccl is not None:
+            aborts.abort(self._nccl)
 
     def check(self):
         """Raises what ended the job, as far as this process knows."""
@@ -208,7 +208,12 @@ def nccl_backend(store, rank, size, timeout):
 
 
 def take_place(backend, device, other):
-    """`other` carries the device's tensors from now on, in whichever process group has `backend`."""
+    """`other` carries the device's tensors from now on, in whichever process group has `backend`.
+
+    Where the backend is a whole process group (older torch), its methods go on handing them over.
+    """
+    if isinstance(backend, dist.ProcessGroup):
+        return
     for group in list(dist.distributed_c10d._world.pg_map):
         try:
             mine = group._get_backend(torch.device(device.type)) is backend

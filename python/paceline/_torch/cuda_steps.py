@@ -4,10 +4,9 @@ Kernels of the optimizer are enqueued behind the stream's wait for the network. 
 left half-received, the host waits for arrival before every optimizer's step; nowhere else.
 """
 
-import threading
 import weakref
 
-from paceline._torch import residuals
+from paceline._torch import aborts, residuals
 from paceline.errors import AbortedError, InvalidArgumentError, PacelineError, PeerLostError
 from paceline.errors import TimeoutError as PacelineTimeoutError
 
@@ -111,12 +110,12 @@ def before_optimizer_step(optimizer, _args, _kwargs):
 
 
 def _abort_torch(endpoint):
-    """torch's own NCCL communicators over the lost rank would wait for it; in a thread, for the abort can take long."""
+    """torch's own NCCL communicators over the lost rank would wait for it."""
     if endpoint is None:
         return
     try:
         backend = endpoint.process_group._get_backend(endpoint.device)
     except (AttributeError, RuntimeError):
         return
-    if type(backend).__name__ == "ProcessGroupNCCL" and hasattr(backend, "abort"):
-        threading.Thread(target=backend.abort, daemon=True, name="paceline-abort-nccl").start()
+    if type(backend).__name__ == "ProcessGroupNCCL":
+        aborts.abort(backend)

@@ -1,7 +1,7 @@
 """torch.distributed.init_process_group("paceline"): all collectives over the C ABI, with no Gloo beside it.
 
 CPU tensors here; under "cpu:paceline,cuda:paceline" CUDA tensors go to cuda_group.py, which stands in front of these
-methods. Newer torch takes a Backend, older torch (before 2.0) a whole ProcessGroup; both get the same methods. torch
+methods. Newer torch takes a Backend, older torch a whole ProcessGroup; both get the same methods. torch
 calls some methods by different names in different versions: the aliases are at the end of the class.
 """
 
@@ -457,12 +457,40 @@ class _Operations:
     _start_coalescing = start_coalescing
 
 
-class PacelineProcessGroup(_Operations, dist.ProcessGroup):
-    """Older torch's flavour."""
+class PacelineProcessGroup(ByDevice, _Operations, dist.ProcessGroup):
+    """Older torch's flavour: a whole process group, for all devices; torch 2 asks it for its names and backends."""
+
+    _paceline_name = _paceline_desc = ""
+
+    def _get_backend(self, _device):
+        return self
+
+    @property
+    def group_name(self):
+        return self._paceline_name
+
+    def _set_group_name(self, name):
+        self._paceline_name = name
+
+    @property
+    def group_desc(self):
+        return self._paceline_desc
+
+    def _set_group_desc(self, description):
+        self._paceline_desc = description
+
+
+def _can_be_made(kind):
+    """Whether Python may make one: torch has the class Backend since 2.0, its constructor only since later."""
+    try:
+        kind(0, 1)
+    except TypeError:
+        return False
+    return True
 
 
 _Backend = getattr(torch._C._distributed_c10d, "Backend", None)
-_IS_BACKEND = _Backend is not None and hasattr(dist.ProcessGroup, "_register_backend")
+_IS_BACKEND = _Backend is not None and _can_be_made(_Backend)
 if _IS_BACKEND:
 
     class PacelineBackend(ByDevice, _Operations, _Backend):

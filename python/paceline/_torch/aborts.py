@@ -1,0 +1,46 @@
+"""Ends torch's NCCL communicators over a lost rank, without ending the process under them.
+
+An abort can take seconds, so it runs in a thread. The interpreter must not end meanwhile: it ends a thread that comes
+back from C++ by pthread_exit(), which C++ answers with std::terminate(), and the job would show an abort instead of the
+error that says what happened.
+"""
+
+import atexit
+import os
+import sys
+import threading
+import time
+
+#: For which the process's end waits; ncclCommAbort() takes tens of milliseconds where the GPU answers.
+_SECONDS = 10.0
+_under_way = []
+
+
+def abort(backend):
+    """Calls backend.abort() in a thread, where there is such a method."""
+    if not hasattr(backend, "abort"):
+        return
+    thread = threading.Thread(target=_abort, args=(backend,), daemon=True, name="paceline-abort-nccl")
+    _under_way.append(thread)
+    thread.start()
+
+
+def _abort(backend):
+    try:
+        backend.abort()
+    except RuntimeError as error:  # it may have failed by itself; ours is the error that counts
+        print(f"paceline: torch's NCCL could not be aborted: {error}", file=sys.stderr, flush=True)
+
+
+def _wait():
+    until = time.monotonic() + _SECONDS
+    for thread in _under_way:
+        thread.join(max(0.0, until - time.monotonic()))
+    if any(thread.is_alive() for thread in _under_way):
+        print(f"paceline: torch's NCCL did not end within {_SECONDS:g} s; the process ends without it", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+atexit.register(_wait)
