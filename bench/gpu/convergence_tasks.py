@@ -41,7 +41,11 @@ class Sources:
     def model(self):
         from train_models import UntiedTransformer
 
-        return UntiedTransformer(self.layers, self.width, self.heads, 256, self.length).to(self.device)
+        made = UntiedTransformer(self.layers, self.width, self.heads, 256, self.length)
+        for name, parameter in made.named_parameters():  # GPT-2's: with larger ones runs of one seed part by chance
+            if parameter.dim() > 1 and name != "position":
+                nn.init.normal_(parameter, std=0.02)
+        return made.to(self.device)
 
     def loss(self, model, step, rank, seed):
         source = torch.Generator().manual_seed((seed * 1_000_003 + step) * 4096 + rank)

@@ -45,6 +45,8 @@ def the_groups_tensors_travel_through_paceline():
     dist.all_reduce(torch.ones(8, device=DEVICE))
     way = half_of().way(DEVICE)
     assert isinstance(way, CudaCollectives), type(way)
+    way.arrive()  # bytes count when they are sent
+    dist.barrier()
     before = way.path.stats()["wire_bytes"]
     count = 1 << 20
     dist.all_gather_into_tensor(torch.empty(SIZE * count, device=DEVICE), mine(count))

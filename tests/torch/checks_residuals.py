@@ -1,5 +1,6 @@
 """Top-k with error feedback under DDP: nothing is lost, nothing is kept that was not sent, steps can be taken back."""
 
+import gc
 import os
 import tempfile
 
@@ -12,6 +13,7 @@ from models import assert_same_on_all_ranks, batch, gradients, mlp, paceline_off
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
+from paceline._torch.ddp import attachment_of
 from paceline._torch.residuals import _for_rank
 
 MODERN = hasattr(torch, "compile")
@@ -48,6 +50,18 @@ def mean_over_ranks(named):
 
 def identical(a, b):
     return all(torch.equal(a[n].view(torch.int32), b[n].view(torch.int32)) for n in a)
+
+
+@check
+def parameters_of_a_model_that_is_gone_are_forgotten():
+    """Their ids are given to others, whose optimizer must not be taken for one of ours."""
+    one = model(seed=3)
+    steps = attachment_of(one).endpoint.steps
+    before = set(steps.parameters) - {id(p) for p in one.parameters()}
+    assert len(steps.parameters) == len(before) + len(list(one.parameters()))
+    del one
+    gc.collect()
+    assert set(steps.parameters) == before
 
 
 @check

@@ -25,7 +25,7 @@ class Attachment:
         for index, (name, parameter) in enumerate(ddp.module.named_parameters()):
             self._keys[id(parameter)] = _models << 32 | index
             self._names[id(parameter)] = name
-        endpoint.steps.parameters.update(self._keys)
+            endpoint.steps.parameters[id(parameter)] = parameter
         self._model = _models
         _models += 1
 

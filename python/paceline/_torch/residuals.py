@@ -33,7 +33,8 @@ class ResidualSteps:
         self._finite = True
         self._pending = False
         self._by_optimizer = False
-        self.parameters = set()
+        #: By id, of models that live: an id is given again once its parameter is gone.
+        self.parameters = weakref.WeakValueDictionary()
         self.overlaps = weakref.WeakSet()  # models whose last step may still be under way
 
     @classmethod
