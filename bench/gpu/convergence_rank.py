@@ -79,6 +79,8 @@ class Runs:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
                 loss = self.task.loss(model, step, self.rank, seed)
             loss.backward()
+            if self.task.clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), self.task.clip)
             optimizer.step()
             schedule.step()
             losses.append(loss.detach())

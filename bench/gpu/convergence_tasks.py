@@ -20,6 +20,7 @@ class Sources:
     lower_is_better = True
     #: By optimizer; warmed up, then down along a cosine.
     rates: typing.ClassVar = {"sgd": 0.1, "adamw": 6e-4}
+    clip = 1.0  # of the gradients' norm
     width, layers, heads, length, batch, validation = 512, 8, 8, 256, 32, 64
 
     def __init__(self, device, smoke):
@@ -73,6 +74,7 @@ class Digits:
     metric = "test accuracy"
     lower_is_better = False
     rates: typing.ClassVar = {"sgd": 0.05, "adamw": 1e-3}
+    clip = None
     batch = 64
 
     def __init__(self, device, smoke):
