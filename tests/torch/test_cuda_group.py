@@ -151,6 +151,32 @@ def test_groups_are_closed_in_one_order(monkeypatch):
     assert closed == ["two", "one"]
 
 
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_many_tensors_by_an_nccl_that_takes_one(in_batch):
+    """As torch 2.0 to 2.14 show theirs to Python."""
+    calls = []
+
+    class Older:
+        def _start_coalescing(self):
+            calls.append("start")
+
+        def _end_coalescing(self):
+            calls.append("end")
+            return "whole"
+
+        def _allgather_base(self, output, source, opts="none"):
+            calls.append((output, source, opts))
+            return f"work {source}"
+
+    work = cuda_group.call_way(Older(), "allgather_into_tensor_coalesced", in_batch, ["A", "B"], ["a", "b"], "opts")
+    one_by_one = [("A", "a", "opts"), ("B", "b", "opts")]
+    assert calls == (one_by_one if in_batch else ["start", *one_by_one, "end"])
+    assert work == ("work b" if in_batch else "whole")
+    calls.clear()
+    cuda_group.call_way(Older(), "all_gather_single", in_batch, "A", "a")
+    assert calls == [("A", "a", "none")]
+
+
 def test_the_setting_leaves_it_to_nccl(monkeypatch, group):
     monkeypatch.setenv("PACELINE_CUDA_PATH", "torch")
     assert group._open(torch.device("cpu")) == "nccl" and "PACELINE_CUDA_PATH=torch" in group.taken[0]

@@ -371,6 +371,32 @@ _OLDER_NAMES = {
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
 }
+#: Of many tensors, which those versions give to C++ only: what does one of them.
+_ONE_OF_MANY = {
+    "all_gather_single_coalesced": "_allgather_base",
+    "allgather_into_tensor_coalesced": "_allgather_base",
+    "reduce_scatter_single_coalesced": "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
+}
+
+
+def call_way(way, name, in_batch, *arguments, **named):
+    """A method of CudaCollectives or of torch's NCCL, under whichever name this torch has it."""
+    for known in (name, _OLDER_NAMES.get(name, name)):
+        if hasattr(way, known):
+            return getattr(way, known)(*arguments, **named)
+    return _one_by_one(way, getattr(way, _ONE_OF_MANY[name]), in_batch, *arguments, **named)
+
+
+def _one_by_one(way, method, in_batch, outputs, inputs, opts=None):
+    """As one launch; inside a batch of the caller's, as part of that."""
+    options = () if opts is None else (opts,)
+    if in_batch:
+        return [method(output, source, *options) for output, source in zip(outputs, inputs)][-1]
+    way._start_coalescing()
+    for output, source in zip(outputs, inputs):
+        method(output, source, *options)
+    return way._end_coalescing()
 
 
 def _by_device(name):
@@ -383,7 +409,7 @@ def _by_device(name):
             self.paceline_cuda.settle(self)
         else:
             self._join_batch(way)
-        work = getattr(way, name if hasattr(way, name) else _OLDER_NAMES[name])(*arguments, **named)
+        work = call_way(way, name, self._batch is not None, *arguments, **named)
         if self._batch is not None:
             self._cuda_batch.append(work)
         return work
