@@ -269,8 +269,8 @@ class Path {
   std::vector<cu::Event> ends_;  ///< ring: operation s records ends_[s % size]
   cu::DevicePtr out_state_ = 0;  ///< top-k's scratch on the out stream
   uint64_t out_state_bytes_ = 0;
-  cu::DevicePtr reports_ = 0;    ///< ring of report words
-  uint64_t slot_bytes_ = 0;      ///< of one encoding of a whole piece
+  cu::DevicePtr reports_ = 0;  ///< ring of report words
+  uint64_t slot_bytes_ = 0;    ///< of one encoding of a whole piece
   Flags flags_;
   std::byte* host_ = nullptr;
   HostRing ring_;

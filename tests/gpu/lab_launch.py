@@ -21,9 +21,7 @@ def environment(**extra):
     paths = [str(ROOT / "python"), str(ROOT / "tests" / "torch"), clean.get("PYTHONPATH", "")]
     clean["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     # What is tested is Paceline's way, whatever a trial on a busy machine would choose.
-    clean.update(
-        OMP_NUM_THREADS="1", PACELINE_TIMEOUT="30", TORCH_CPP_LOG_LEVEL="ERROR", PACELINE_CUDA_PATH="paceline"
-    )
+    clean.update(OMP_NUM_THREADS="1", PACELINE_TIMEOUT="30", TORCH_CPP_LOG_LEVEL="ERROR", PACELINE_CUDA_PATH="paceline")
     clean.update(extra)
     return clean
 

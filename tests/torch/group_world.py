@@ -5,14 +5,17 @@ What a rank contributes follows from (check, rank), so every rank knows what the
 
 import datetime
 import itertools
+import os
 
 import no_gloo  # noqa: F401
 import torch
 import torch.distributed as dist
 
-from paceline._torch import backend
+from paceline._torch import backend, process_group
 
 backend.register()
+if os.environ.get("CHECKS_WHOLE_GROUP"):  # as torch 2.0 to 2.14 need it, whose Backend has no constructor for Python
+    process_group._IS_BACKEND = False
 MODERN = hasattr(torch, "compile")
 dist.init_process_group("paceline", timeout=datetime.timedelta(seconds=60))
 #: Whether this torch takes backends made in Python; otherwise they are whole process groups.

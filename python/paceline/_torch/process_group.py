@@ -14,6 +14,7 @@ from paceline._torch.arguments import one_per_rank, op_of, other_names, reductio
 from paceline._torch.cuda_group import ByDevice, CudaGroup
 from paceline._torch.dtypes import Packed, dense, describe, flat_view, moved_as, require_cpu
 from paceline._torch.folds import gathered_fold, sparse_all_reduce
+from paceline._torch.older import MODERN
 from paceline._torch.work import PacelineWork, as_torch_error, ask_python_works
 from paceline.errors import InvalidArgumentError, UnsupportedError
 
@@ -375,7 +376,9 @@ class _Operations:
         return self._together(works, [])
 
     def _end_coalescing(self, *_):
-        """Older torch waits for the batch's own Works, one by one, and drops what this would return."""
+        """As end_coalescing(); torch before 2.0 waits for the batch's own Works and drops what this would return."""
+        if MODERN:
+            return self.end_coalescing()
         self._batch = None
 
     def getBackendName(self):
