@@ -94,6 +94,18 @@ int diagnose(const Options& options) {
   return failed ? 1 : 0;
 }
 
+/// What bench/gpu/convergence.py found: docs/gpu.md, "Convergence".
+void check_codec(const Settings& settings, Findings& findings) {
+  if (settings.text("codec") != "topk") return;
+  findings.push_back(
+      {"codec", Verdict::kWarning,
+       fmt::format("PACELINE_CODEC=topk sends {:g} % of the entries: a small GPT that "
+                   "began with it learnt slower than with exact gradients",
+                   100 * settings.number("topk_ratio")),
+       "compare the loss of a run with PACELINE_CODEC=fp16, which kept up everywhere; "
+       "or raise PACELINE_TOPK_RATIO (docs/gpu.md, Convergence)"});
+}
+
 }  // namespace
 
 void check_settings(Findings& findings) {
@@ -106,6 +118,7 @@ void check_settings(Findings& findings) {
   findings.push_back({"settings", Verdict::kGood, "no contradiction", ""});
   for (const auto& warning : settings->warnings())
     findings.push_back({"settings", Verdict::kNote, warning, "unset it to silence this"});
+  check_codec(*settings, findings);
   if (settings->is_set("secret_file")) {
     const auto& path = settings->text("secret_file");
     struct stat info {};

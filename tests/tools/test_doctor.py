@@ -57,6 +57,14 @@ def test_what_would_stop_a_job_fails_by_name(variables, subject, words):
     assert words in finding["found"]
 
 
+def test_a_codec_that_may_not_keep_up_is_pointed_out():
+    warning = findings(PACELINE_CODEC="topk", PACELINE_TOPK_RATIO="0.001")["codec"]
+    assert warning["verdict"] == "warning"
+    assert "0.1 %" in warning["found"] and "fp16" in warning["fix"]
+    assert "codec" not in findings(PACELINE_CODEC="fp16")
+    assert doctor(PACELINE_CODEC="topk").returncode == doctor().returncode
+
+
 def test_too_many_threads_are_pointed_out():
     finding = findings(OMP_NUM_THREADS="64", LOCAL_WORLD_SIZE="8")["threads"]
     assert finding["verdict"] == "warning"
