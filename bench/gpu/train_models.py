@@ -24,7 +24,8 @@ class Workload:
 
 
 def _sgd(parameters):
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+    parameters = list(parameters)
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, fused=parameters[0].device.type == "cuda")
 
 
 def _adamw(parameters):

@@ -112,6 +112,11 @@ PACELINE_API paceline_code paceline_cuda_wait_operation(paceline_cuda* cuda, pac
                                                         double timeout_s, int32_t* finite);
 /* 1 when paceline_cuda_wait_operation() would return at once (also with a failure), else 0. */
 PACELINE_API int paceline_cuda_arrived(paceline_cuda* cuda, paceline_op op);
+/* Instead of waiting: the device address of a float that is 0, and that becomes 1 where a fault comes before all that was
+ * submitted so far has arrived, before any stream that joined it goes on. Kernels that do nothing where they read 1 there
+ * (torch's fused optimizers call it found_inf) may be enqueued behind the joins at once. It stands for these operations
+ * until the eighth call after this one, and may be read until the handle is destroyed. */
+PACELINE_API paceline_code paceline_cuda_gate(paceline_cuda* cuda, uint64_t* address);
 /* Ends everything: flags are released, communicators inside the node aborted, other ranks told. */
 PACELINE_API paceline_code paceline_cuda_abort(paceline_cuda* cuda, const char* reason);
 PACELINE_API paceline_code paceline_cuda_destroy(paceline_cuda* cuda);

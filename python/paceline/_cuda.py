@@ -91,6 +91,7 @@ PROTOTYPES = {
     "paceline_cuda_wait_arrival": (_CODE, [_CUDA, c_double, POINTER(c_int32)]),
     "paceline_cuda_wait_operation": (_CODE, [_CUDA, c_uint64, c_double, POINTER(c_int32)]),
     "paceline_cuda_arrived": (c_int, [_CUDA, c_uint64]),
+    "paceline_cuda_gate": (_CODE, [_CUDA, POINTER(c_uint64)]),
     "paceline_cuda_abort": (_CODE, [_CUDA, c_char_p]),
     "paceline_cuda_destroy": (_CODE, [_CUDA]),
     "paceline_cuda_describe": (c_char_p, [_CUDA]),
@@ -265,6 +266,12 @@ class CudaCommunicator:
         finite = c_int32(1)
         self._check(self._library.paceline_cuda_wait_operation(self._open(), op, timeout, byref(finite)))
         return bool(finite.value)
+
+    def gate(self):
+        """The address of a float32 on the device: 1 where a fault comes before all submitted so far has arrived."""
+        address = c_uint64()
+        self._check(self._library.paceline_cuda_gate(self._open(), byref(address)))
+        return address.value
 
     def arrived(self, op):
         """Whether wait_operation() would return at once, or raise."""

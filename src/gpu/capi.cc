@@ -253,6 +253,15 @@ int paceline_cuda_arrived(paceline_cuda* cuda, paceline_op op) {
   return !usable(cuda) || cuda->path->arrived(op) ? 1 : 0;
 }
 
+paceline_code paceline_cuda_gate(paceline_cuda* cuda, uint64_t* address) {
+  return guarded([&]() -> Status {
+    USABLE(cuda);
+    if (address == nullptr) return invalid("the gate's address is null");
+    PACELINE_ASSIGN(*address, cuda->path->gate());
+    return Status::ok();
+  });
+}
+
 paceline_code paceline_cuda_abort(paceline_cuda* cuda, const char* reason) {
   return guarded([&]() -> Status {
     USABLE(cuda);

@@ -22,7 +22,8 @@ inline bool reached(uint32_t word, uint32_t value) {
 class Flags {
  public:
   static constexpr size_t kLine = 64;  ///< a word per cache line
-  static size_t bytes(int lanes) { return kLine * (4 + 3 * static_cast<size_t>(lanes)); }
+  static constexpr int kGates = 8;
+  static size_t bytes(int lanes) { return kLine * (4 + kGates + 3 * static_cast<size_t>(lanes)); }
 
   Flags() = default;
   /// `memory`: bytes(lanes), zeros.
@@ -33,7 +34,9 @@ class Flags {
   [[nodiscard]] uint32_t* done() const {
     return word(1);
   }  ///< operations whose host memory was read
-  [[nodiscard]] uint32_t* sums(int lane) const { return word(4 + 3 * lane); }  ///< two hops
+  [[nodiscard]] uint32_t* sums(int lane) const {
+    return word(4 + kGates + 3 * lane);
+  }  ///< two hops
   // Written by the host.
   [[nodiscard]] uint32_t* retired() const {
     return word(2);
@@ -41,8 +44,10 @@ class Flags {
   [[nodiscard]] uint32_t* met() const {
     return word(3);
   }  ///< operations that have arrived on all ranks of the node
-  [[nodiscard]] uint32_t* in(int lane) const { return word(5 + 3 * lane); }
-  [[nodiscard]] uint32_t* back(int lane) const { return word(6 + 3 * lane); }
+  [[nodiscard]] uint32_t* in(int lane) const { return word(5 + kGates + 3 * lane); }
+  [[nodiscard]] uint32_t* back(int lane) const { return word(6 + kGates + 3 * lane); }
+  /// A float that kernels read: 0, or 1 where they must change nothing; see Pump::gate().
+  [[nodiscard]] uint32_t* gate(int index) const { return word(4 + index); }
 
   static uint32_t load(const uint32_t* w) { return __atomic_load_n(w, __ATOMIC_ACQUIRE); }
   static void store(uint32_t* w, uint32_t value) { __atomic_store_n(w, value, __ATOMIC_RELEASE); }

@@ -349,6 +349,11 @@ Status Path::wait_operation(uint64_t operation, double timeout_s, bool& finite) 
   return pump_->wait_operation(operation, timeout_s, finite);
 }
 
+Result<cu::DevicePtr> Path::gate() {
+  PACELINE_RETURN_IF_ERROR(usable("gate"));
+  return pump_->gate();
+}
+
 bool Path::arrived(uint64_t operation) const { return !pump_ || pump_->has_arrived(operation); }
 
 // --- The end ----------------------------------------------------------------------------------------------------

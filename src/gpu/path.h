@@ -115,6 +115,7 @@ class Path {
   Status wait_arrival(double timeout_s, bool& finite);
   Status wait_operation(uint64_t operation, double timeout_s, bool& finite);
   [[nodiscard]] bool arrived(uint64_t operation) const;
+  Result<drivers::cuda::DevicePtr> gate();
   void abort(const std::string& reason);
   /// The orderly end, or what is left to do after a fault.
   Status destroy();

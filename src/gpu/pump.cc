@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "base/clock.h"
 
@@ -71,6 +72,10 @@ void Pump::fail(const Status& why) {
     // Ahead of all that waits or ever will; see flags.h.
     constexpr uint32_t kFarAhead = 1U << 30;
     const Flags& f = options_.flags;
+    for (int g = 0; g < Flags::kGates; ++g) {
+      if (gated_[static_cast<size_t>(g)] > arrived_through_)
+        Flags::store(f.gate(g), std::bit_cast<uint32_t>(1.0F));
+    }
     for (int l = 0; l < options_.lanes; ++l) {
       auto& lane = lanes_[static_cast<size_t>(l)];
       Flags::store(f.in(l), lane.in_flag + kFarAhead);
@@ -83,6 +88,14 @@ void Pump::fail(const Status& why) {
     tracked_turn_.notify_all();
   }
   options_.failed(why);
+}
+
+Result<drivers::cuda::DevicePtr> Pump::gate() {
+  std::lock_guard lock(mutex_);
+  if (!failure_) return failure_;
+  const size_t index = next_gate_++ % gated_.size();
+  gated_[index] = submitted_;
+  return Flags::address(options_.flags.gate(static_cast<int>(index)));
 }
 
 Status Pump::wait_until(const std::function<bool()>& there, double timeout_s, bool& finite) {

@@ -85,6 +85,10 @@ class Pump {
   Status wait_retired();
   /// Whether no stream waits for the network now.
   [[nodiscard]] bool all_arrived() const;
+  /// The address of a float that is 0 and becomes 1, before any flag is released, where a failure comes before all that
+  /// was submitted so far has arrived: what reads it behind a join and does nothing then is safe from a fault without
+  /// a wait of the host. It stands for these operations until kGates more calls.
+  Result<drivers::cuda::DevicePtr> gate();
   /// Ends everything.
   void fail(const Status& why);
   [[nodiscard]] Status failure() const;
@@ -147,8 +151,10 @@ class Pump {
   std::set<uint64_t> met_early_;  ///< of those: over
   std::mutex meeting_;            ///< taken before mutex_: meetings are asked for in order
   uint64_t submitted_ = 0, arrived_ = 0;
-  uint64_t arrived_through_ = 0;      ///< all operations up to this one have arrived
-  std::set<uint64_t> arrived_early_;  ///< of those behind it
+  uint64_t arrived_through_ = 0;                 ///< all operations up to this one have arrived
+  std::set<uint64_t> arrived_early_;             ///< of those behind it
+  std::array<uint64_t, Flags::kGates> gated_{};  ///< by gate: the last operation that it stands for
+  size_t next_gate_ = 0;
   bool finite_ = true;
   bool stopping_ = false;
   Status failure_;

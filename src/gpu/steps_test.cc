@@ -362,6 +362,88 @@ TEST(Steps, OneOperationIsWaitedForByItself) {
   });
 }
 
+// What is enqueued behind a join without a wait of the host: it must learn that its gradient did not come.
+TEST(Steps, AGateClosesBeforeStreamsGoOn) {
+  for (const int queues : {0, 1}) {
+    ClusterOptions o{.nodes = 2, .local_size = 1};
+    o.machine.hardware_queues = queues;
+    Cluster cluster(o);
+    std::atomic<int> done = 0;
+    cluster.run([&](Rank r) {
+      auto made = cluster.create(r);
+      ASSERT_TRUE(made.is_ok());
+      auto& path = **made;
+      const auto& api = cluster.machine().api();
+      cu::Stream stream = nullptr;
+      ASSERT_EQ(api.stream_create_with_priority(&stream, 1, 0), 0);
+      Tensor gradient(cluster, r, 4000), seen(cluster, r, 8);
+      const auto step = [&](float* word) {
+        AllReduce a;
+        a.data = gradient.address();
+        a.count = 1000;
+        a.stream = stream;
+        auto id = path.all_reduce(a);
+        ASSERT_TRUE(id.is_ok());
+        ASSERT_TRUE(path.join(*id, stream).is_ok());
+        auto gate = path.gate();
+        ASSERT_TRUE(gate.is_ok());
+        const auto to = seen.address() + (word == seen.as<float>() ? 0 : sizeof(float));
+        ASSERT_EQ(
+            api.memcpy_htod_async(to, reinterpret_cast<const void*>(*gate), sizeof(float), stream),
+            0);
+      };
+      seen.as<float>()[0] = seen.as<float>()[1] = 7;
+      step(seen.as<float>());
+      bool finite = false;
+      ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
+      ASSERT_EQ(api.stream_synchronize(stream), 0);
+      EXPECT_EQ(seen.as<float>()[0], 0.0F);
+      if (r == 0) {
+        step(seen.as<float>() + 1);  // the other rank's part never comes
+        path.abort("the test says so");
+        ASSERT_EQ(api.stream_synchronize(stream), 0);
+        EXPECT_EQ(seen.as<float>()[1], 1.0F);
+        EXPECT_EQ(path.gate().status().code(), Code::kAborted);
+      }
+      ++done;
+      while (done < cluster.size()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      static_cast<void>(path.destroy());
+    });
+  }
+}
+
+// The optimizer of a step that has arrived runs through, whatever becomes of the next.
+TEST(Steps, AGateOfWhatHasArrivedStaysOpen) {
+  Cluster cluster({.nodes = 2, .local_size = 1});
+  std::atomic<int> done = 0;
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r);
+    ASSERT_TRUE(made.is_ok());
+    auto& path = **made;
+    Tensor gradient(cluster, r, 4000);
+    AllReduce a;
+    a.data = gradient.address();
+    a.count = 1000;
+    ASSERT_TRUE(path.all_reduce(a).is_ok());
+    auto first = path.gate();
+    ASSERT_TRUE(first.is_ok());
+    bool finite = false;
+    ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
+    if (r == 0) {
+      ASSERT_TRUE(path.all_reduce(a).is_ok());
+      auto second = path.gate();
+      ASSERT_TRUE(second.is_ok());
+      EXPECT_NE(*first, *second);
+      path.abort("the test says so");
+      EXPECT_EQ(*reinterpret_cast<const float*>(*first), 0.0F);
+      EXPECT_EQ(*reinterpret_cast<const float*>(*second), 1.0F);
+    }
+    ++done;
+    while (done < cluster.size()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    static_cast<void>(path.destroy());
+  });
+}
+
 TEST(Steps, BadArgumentsAreNamedAndEndNothing) {
   Cluster cluster({.nodes = 2, .local_size = 1});
   cluster.run([&](Rank r) {

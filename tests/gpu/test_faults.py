@@ -29,6 +29,14 @@ def test_a_killed_rank_is_named_within_two_seconds(nodes, where, backend):
         assert report["at"] - victim["at"] < 2.0, report["at"] - victim["at"]
 
 
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_fused_optimizer_that_nobody_waited_for_changes_nothing(where):
+    others, victim, everything = survivors("killed", where, 2, CHECKS_BACKEND="nccl", CHECKS_FUSED="1")
+    for report in others:
+        assert report["kind"] == "PeerLostError", everything
+        assert report["at"] - victim["at"] < 2.0, report["at"] - victim["at"]
+
+
 def test_a_killed_rank_of_a_sharded_model_is_named():
     others, victim, everything = survivors("killed", "before", 2, CHECKS_BACKEND="cpu:paceline,cuda:paceline")
     for report in others:

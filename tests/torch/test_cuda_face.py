@@ -18,7 +18,7 @@ from torch import nn
 import paceline
 import paceline.torch
 from paceline import _cuda, _state
-from paceline._torch import amp, buckets, cuda, cuda_steps
+from paceline._torch import amp, buckets, cuda, cuda_steps, gates
 from paceline.errors import InvalidArgumentError, PeerLostError
 
 HEADER = ROOT / "include" / "paceline" / "cuda.h"
@@ -246,12 +246,19 @@ class FakeCommunicator:
         self.calls = []
         self.finite = True
         self.error = None
+        self.word = ctypes.c_float(0)
 
     def wait_arrival(self):
         self.calls.append("wait")
         if self.error is not None:
             raise self.error
         return self.finite
+
+    def gate(self):
+        self.calls.append("gate")
+        if self.error is not None:
+            raise self.error
+        return ctypes.addressof(self.word)
 
     def __getattr__(self, name):
         return lambda *arguments: self.calls.append(name.removesuffix("_residuals"))
@@ -286,7 +293,7 @@ def backward(endpoint, buckets_=3):
 def optimizer_of(endpoint, kind=torch.optim.SGD, **arguments):
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
-    endpoint.steps.parameters.add(id(parameter))
+    endpoint.steps.parameters[id(parameter)] = parameter
     return kind([parameter], lr=0.1, **arguments)
 
 
@@ -317,6 +324,81 @@ def test_a_fault_keeps_the_parameters(endpoint):
     with pytest.raises(PeerLostError):
         optimizer.step()
     assert torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """torch's fused kernels for CPUs look at found_inf too."""
+    if not hasattr(torch, "_fused_sgd_"):
+        pytest.skip("this torch has no fused SGD")  # what a wait does instead: the tests around
+    monkeypatch.setattr(gates, "_CPU_STANDS_IN", True)
+
+
+FUSED = [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {}), (torch.optim.AdamW, {})]
+
+
+@pytest.mark.parametrize(("kind", "arguments"), FUSED)
+def test_a_fused_optimizer_has_a_gate_instead_of_a_wait(endpoint, fused, kind, arguments):
+    optimizer = optimizer_of(endpoint, kind, fused=True, **arguments)
+    parameter = optimizer.param_groups[0]["params"][0]
+    backward(endpoint)
+    optimizer.step()
+    assert endpoint.communicator.said() == ["gate"] and not hasattr(optimizer, "found_inf")
+    stepped = parameter.detach().clone()
+    assert not torch.equal(stepped, torch.ones(3))
+    backward(endpoint)  # what the step waited for is settled now
+    assert endpoint.communicator.said() == ["wait", "commit"]
+    endpoint.communicator.word.value = 1.0  # a fault, before this step's gradients have arrived
+    optimizer.step()
+    assert torch.equal(parameter, stepped)
+    endpoint.communicator.error = PeerLostError("rank 1 is gone")
+    with pytest.raises(PeerLostError):
+        backward(endpoint)
+
+
+def test_a_gate_after_a_fault_raises(endpoint, fused):
+    optimizer = optimizer_of(endpoint, fused=True)
+    backward(endpoint)
+    endpoint.communicator.error = PeerLostError("rank 1 is gone")
+    with pytest.raises(PeerLostError):
+        optimizer.step()
+    assert torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
+
+
+def test_what_a_gated_step_sent_is_taken_back_when_not_finite(endpoint, fused):
+    optimizer = optimizer_of(endpoint, fused=True)
+    backward(endpoint)
+    optimizer.step()
+    endpoint.communicator.finite = False
+    endpoint.steps.arrive()
+    assert endpoint.communicator.said() == ["gate", "wait", "rollback"]
+
+
+def test_who_else_waits(endpoint, fused):
+    """Two optimizers of a step, a loss scale, an optimizer of the script's own kind, a second model under way."""
+    first, second = (optimizer_of(endpoint, fused=True) for _ in range(2))
+    backward(endpoint)
+    first.step()
+    second.step()
+    assert endpoint.communicator.said() == ["gate", "wait", "commit"]
+    first.found_inf = torch.zeros(())
+    backward(endpoint)
+    first.step()
+    assert endpoint.communicator.said() == ["wait", "commit"]
+    del first.found_inf
+
+    class Own(torch.optim.SGD):
+        pass
+
+    backward(endpoint)
+    optimizer_of(endpoint, Own, fused=True).step()
+    assert endpoint.communicator.said() == ["wait", "commit"]
+    other = FakeEndpoint()
+    backward(endpoint)
+    backward(other)
+    second.step()
+    assert endpoint.communicator.said() == ["wait", "commit"] and other.communicator.said() == ["wait"]
+    other.steps.forget()
 
 
 def test_without_an_optimizer_the_next_pass_waits(endpoint):

@@ -5,7 +5,7 @@ A step of the optimizer keeps its residuals, a skipped one takes them back, a ne
 
 import functools
 
-from paceline._torch.cuda_steps import before_optimizer_step
+from paceline._torch.cuda_steps import after_optimizer_step, before_optimizer_step
 from paceline._torch.residuals import ResidualSteps
 
 
@@ -36,6 +36,7 @@ def _watch_step_code(cls):
 def _stepped(optimizer, _args, _kwargs):
     if hasattr(optimizer, "_paceline_overlaps"):
         return  # tells by itself, when its gradients have arrived
+    after_optimizer_step(optimizer)
     for steps in ResidualSteps.every():
         steps.optimizer_stepped(optimizer)
 

@@ -69,11 +69,15 @@ class CudaGroup:
         if self._way is not None and self._nccl is None:
             self._way.compress(codec)
 
+    @property
+    def under_way(self):
+        return self.communicator is not None and self._way is not None and self._way.under_way > 0
+
     def arrive(self):
         """Before an optimizer's step: everything submitted has come over the network, or what failed is raised."""
         if self.failure is not None:
             raise as_torch_error(self.failure)
-        if self.communicator is not None and self._way is not None and self._way.under_way:
+        if self.under_way:
             try:
                 self._way.arrive()
             except PacelineError as error:

@@ -1,16 +1,21 @@
 """The step under way on a CUDA path: what was submitted, when it has arrived, what becomes of its residuals.
 
 Kernels of the optimizer are enqueued behind the stream's wait for the network. So that none runs on what a fault
-left half-received, the host waits for arrival before every optimizer's step; nowhere else.
+left half-received, the host waits for arrival before every optimizer's step; nowhere else. Fused optimizers are given a
+gate instead (gates.py), and what the wait would have settled is settled as the next backward pass begins.
 """
 
+import time
 import weakref
 
-from paceline._torch import aborts, residuals
+import torch
+
+from paceline._torch import aborts, gates, residuals
 from paceline.errors import AbortedError, InvalidArgumentError, PacelineError, PeerLostError
 from paceline.errors import TimeoutError as PacelineTimeoutError
 
 _FATAL = (AbortedError, PeerLostError, PacelineTimeoutError)
+_FINISH_SECONDS = 10.0
 _live = weakref.WeakSet()
 
 
@@ -22,6 +27,8 @@ class CudaSteps(residuals.ResidualSteps):
         self.enabled = enabled
         self._endpoint = weakref.ref(endpoint)
         self._under_way = 0
+        self._gated = None  # the optimizer that has stepped, or is about to, without a wait
+        self._gates = {}
         self._models = set()
         self._checked = weakref.WeakSet()
         residuals.remember(endpoint.communicator, self)
@@ -29,8 +36,8 @@ class CudaSteps(residuals.ResidualSteps):
 
     def submitted(self, first, model=0):
         """An operation is about to be submitted; `first`: of this model's backward pass."""
-        if first and model in self._models:
-            self.arrive()  # no optimizer stepped since the model's last pass: memory is reserved for one
+        if first and (self._gated is not None or model in self._models):
+            self.arrive()  # memory is reserved for one step; where no optimizer stepped, for one pass of the model
         self._models.add(model)
         super().submitted(first)
         self._under_way += 1
@@ -43,6 +50,7 @@ class CudaSteps(residuals.ResidualSteps):
     def arrive(self):
         """Waits until everything submitted has come over the network; raises what failed."""
         count, self._under_way = self._under_way, 0
+        gated, self._gated = self._gated, None
         self._models.clear()
         if not count:
             return
@@ -53,16 +61,48 @@ class CudaSteps(residuals.ResidualSteps):
             self.failed(error)
             raise
         super().ended(finite, count)
+        if gated is not None and self.enabled:
+            super().commit()
 
     def failed(self, error):
         """A wait for arrival has raised."""
         if isinstance(error, _FATAL):
             _abort_torch(self._endpoint())
 
-    def before_step(self, optimizer):
-        if self._under_way:
-            self.arrive()
+    def before_step(self, optimizer, alone=False):
+        """alone: nothing else is under way that this step could depend on."""
         self.check_optimizer(optimizer)
+        if not self._under_way:
+            return
+        if alone and self._gated is None and gates.fits(optimizer):
+            self._give_gate(optimizer)
+        else:
+            self.arrive()
+
+    def _give_gate(self, optimizer):
+        try:
+            address = self._communicator().gate()
+        except PacelineError as error:
+            self.failed(error)
+            raise
+        if address not in self._gates:
+            self._gates[address] = gates.tensor_at(address, self._endpoint().device)
+        optimizer.found_inf = self._gates[address]
+        self._gated = optimizer
+
+    def gates(self, optimizer):
+        """Whether this is the optimizer that was given a gate."""
+        return optimizer is self._gated and hasattr(optimizer, "found_inf")
+
+    @property
+    def under_way(self):
+        return self._under_way > 0
+
+    def optimizer_stepped(self, optimizer):
+        if optimizer is self._gated:
+            self._by_optimizer = True  # kept when it is known to have arrived
+        else:
+            super().optimizer_stepped(optimizer)
 
     def commit(self):
         self.arrive()
@@ -75,6 +115,9 @@ class CudaSteps(residuals.ResidualSteps):
     def forget(self):
         """The communicator is about to be closed."""
         self._under_way = 0
+        if self._gates:
+            _finish(self._endpoint())  # kernels that read the gates end before their memory does
+            self._gates.clear()
         _live.discard(self)
 
     def check_optimizer(self, optimizer):
@@ -92,6 +135,15 @@ class CudaSteps(residuals.ResidualSteps):
                 )
 
 
+def _finish(endpoint):
+    if endpoint is None or endpoint.device.type != "cuda":
+        return
+    ended = torch.cuda.current_stream(endpoint.device).record_event()
+    until = time.monotonic() + _FINISH_SECONDS
+    while not ended.query() and time.monotonic() < until:
+        time.sleep(0.0005)
+
+
 def watch(steps):
     """steps.before_step(optimizer) is called before every optimizer's step, until unwatch() or its end."""
     _live.add(steps)
@@ -105,8 +157,19 @@ def before_optimizer_step(optimizer, _args, _kwargs):
     """torch's hook before every optimizer's step."""
     if hasattr(optimizer, "_paceline_overlaps"):
         return  # each bucket's update waits for its own gradient
-    for steps in list(_live):
-        steps.before_step(optimizer)
+    everyone = list(_live)
+    busy = [steps for steps in everyone if steps.under_way]
+    for steps in everyone:
+        if busy == [steps] and isinstance(steps, CudaSteps):
+            steps.before_step(optimizer, alone=True)
+        else:
+            steps.before_step(optimizer)
+
+
+def after_optimizer_step(optimizer):
+    """torch's hook after every optimizer's step: a gate is for one step."""
+    if any(isinstance(steps, CudaSteps) and steps.gates(optimizer) for steps in _live):
+        del optimizer.found_inf
 
 
 def _abort_torch(endpoint):
