@@ -85,6 +85,8 @@ typedef struct paceline_comm_options {
 typedef struct paceline_identity {
   size_t struct_size;
   int32_t rank, size, local_rank, local_size, node, node_count;
+  int32_t
+      job_local_size; /* ranks of the whole job on this node, as far as its launcher tells: at least local_size */
 } paceline_identity;
 
 typedef struct paceline_segment {
@@ -156,11 +158,19 @@ PACELINE_API const char* paceline_code_name(paceline_code code);
 /* Blocks until all ranks are there or the time-out has passed. */
 PACELINE_API paceline_code paceline_comm_create(const paceline_comm_options* options,
                                                 paceline_comm** comm);
+/* A communicator beside `comm`: the same ranks, settings, secret and time-out, but connections and a thread of its own.
+ * Collective over the ranks of `comm`, which carries what they must tell each other to meet; a failure on one rank ends
+ * `comm` on all. It is used and destroyed like any other, before `comm`, whose statistics count its bytes too. */
+PACELINE_API paceline_code paceline_comm_companion(paceline_comm* comm, paceline_comm** companion);
 /* Orderly end: waits (at most the time-out) until every rank has called it, then frees the handle.
  */
 PACELINE_API paceline_code paceline_comm_destroy(paceline_comm* comm);
 /* Ends all operations here and on all ranks with `reason`; returns at once. */
 PACELINE_API paceline_code paceline_comm_abort(paceline_comm* comm, const char* reason);
+/* The same with a failure that was met elsewhere: `code` (not PACELINE_OK) and `sentence` reach all ranks as they are,
+ * and this rank is not named as its cause. What ends one of several communicators of the same ranks ends the others so. */
+PACELINE_API paceline_code paceline_comm_fail(paceline_comm* comm, paceline_code code,
+                                              const char* sentence);
 PACELINE_API paceline_code paceline_comm_health(paceline_comm* comm);
 PACELINE_API paceline_code paceline_comm_identity(const paceline_comm* comm,
                                                   paceline_identity* identity);

@@ -6,7 +6,7 @@ namespace paceline::bootstrap {
 
 SettingTexts agreed_settings(const Settings& settings) {
   SettingTexts texts;
-  for (const char* name : {"codec", "codec_scope", "algorithm", "wire"})
+  for (const char* name : {"codec", "codec_scope", "algorithm", "wire", "wire_threads"})
     texts[name] = settings.text(name);
   for (const char* name : {"inner_size", "hierarchical_threshold", "lanes", "piece_bytes",
                            "topk_threshold", "flows"}) {

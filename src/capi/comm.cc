@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "bootstrap/identity.h"
 #include "capi/handle.h"
 #include "capi/options.h"
 #include "capi/start_line.h"
@@ -62,6 +63,9 @@ Status create(const paceline_comm_options& o, paceline_comm** out) {
   }
   comm->options = engine_options(comm->settings, o.timeout_s);
   comm->timeout_s = static_cast<double>(comm->options.default_timeout) / kSecond;
+  auto launched =
+      bootstrap::find_identity(std::nullopt, std::nullopt, comm->settings.flag("use_ddp_launcher"));
+  if (launched) comm->job_local_size = launched->local_size;
   comm->engine = engine::make_engine(comm->options, topology, *comm->job->channel);
   comm->description = start_line(*comm->job, comm->settings,
                                  comm->options);  // before another thread drives the channel
@@ -98,6 +102,7 @@ paceline_code paceline_comm_destroy(paceline_comm* comm) {
     if (comm->fork_generation != fork_generation())
       return report(usable(comm));  // leaked: its threads are the parent's
     auto status = comm->runner->close(comm->options.default_timeout);
+    leave_companions(*comm);
     delete comm;
     return report(status);
   });
@@ -108,6 +113,18 @@ paceline_code paceline_comm_abort(paceline_comm* comm, const char* reason) {
     PACELINE_USABLE(comm);
     comm->runner->abort(
         {Code::kAborted, reason == nullptr || *reason == '\0' ? "no reason given" : reason});
+    return report(Status::ok());
+  });
+}
+
+paceline_code paceline_comm_fail(paceline_comm* comm, paceline_code code, const char* sentence) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    if (code <= PACELINE_OK || code > PACELINE_INTERNAL)
+      return invalid(fmt::format("{} is not the code of a failure", code));
+    comm->runner->adopt({static_cast<Code>(code), sentence == nullptr || *sentence == '\0'
+                                                      ? paceline_code_name(code)
+                                                      : sentence});
     return report(Status::ok());
   });
 }
@@ -130,6 +147,7 @@ paceline_code paceline_comm_identity(const paceline_comm* comm, paceline_identit
     out.node = t.self().node;
     out.node_count = t.node_count;
     for (const auto& m : t.members) out.local_size += m.node == t.self().node;
+    out.job_local_size = std::max(out.local_size, comm->job_local_size);
     if (!give_struct(out, identity))
       return invalid("the identity is null or lacks its struct_size");
     return report(Status::ok());
@@ -148,7 +166,7 @@ paceline_code paceline_comm_stats(const paceline_comm* comm, paceline_stats* sta
   return guarded([&] {
     PACELINE_USABLE(comm);
     auto s = comm->runner->statistics();
-    auto c = comm->runner->counters();
+    const auto c = counters_with_companions(*comm);
     paceline_stats out{};
     out.operations = s.operations;
     out.payload_sent = c.payload_sent;

@@ -6,7 +6,9 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/settings.h"
 #include "base/status.h"
@@ -25,6 +27,13 @@ struct paceline_comm {
   std::unique_ptr<paceline::engine::Runner> runner;
   std::string description;
   double timeout_s = 0;
+  int job_local_size = 1;  ///< as the launcher tells
+
+  mutable std::mutex companions_mutex;
+  std::vector<paceline_comm*> companions;  ///< that live
+  int companions_made = 0;
+  paceline::wire::Counters companions_past;  ///< of those that were destroyed
+  paceline_comm* primary = nullptr;          ///< of a companion
 };
 
 namespace paceline::capi {
@@ -62,6 +71,11 @@ bool give_struct(T& from, T* to) {
   std::memcpy(to, &from, std::min(size, sizeof(T)));
   return true;
 }
+
+/// companion.cc. Bytes of this communicator and of its companions.
+wire::Counters counters_with_companions(const paceline_comm& comm);
+/// Before a communicator is freed: a companion leaves its counters behind, a primary lets go of its companions.
+void leave_companions(paceline_comm& comm);
 
 /// Memory that the node's other ranks can read in place; plain memory where that is not to be had.
 void* allocate_shared_memory(paceline_comm& comm, size_t bytes);

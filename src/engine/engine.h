@@ -146,6 +146,9 @@ class Engine {
 
   /// Ends everything with `why` and tells the other ranks.
   virtual void abort(const Status& why) = 0;
+  /// The same with a failure that was met elsewhere (another engine of the same ranks), word for word: whoever is to
+  /// blame stands in it, and this rank only passes it on.
+  virtual void adopt(const Status& failure) = 0;
   [[nodiscard]] virtual Status health() const = 0;
   /// Orderly end: true once all ranks have said goodbye or the deadline passed; after it a closing
   /// connection is no failure.

@@ -94,6 +94,7 @@ class EngineImpl final : public Engine {
   Status read_residual(uint64_t key, std::span<float> data) const override;
   Status write_residual(uint64_t key, std::span<const float> data) override;
   void abort(const Status& why) override;
+  void adopt(const Status& failure) override;
   [[nodiscard]] Status health() const override { return failure_; }
   bool finish(Time now, Time deadline) override;
   [[nodiscard]] Statistics statistics() const override;

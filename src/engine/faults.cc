@@ -74,6 +74,10 @@ void EngineImpl::abort(const Status& why) {
        -1);
 }
 
+void EngineImpl::adopt(const Status& failure) {
+  if (!failure) fail(failure, -1);
+}
+
 // The wire's sentence may name the peer already; the host it may not know.
 void EngineImpl::fail_with_peer(Rank peer, const Status& why) {
   auto name = topology_.name(peer);

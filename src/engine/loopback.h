@@ -33,7 +33,7 @@ class LoopbackChannel final : public wire::Channel {
   void wake() override {}
   void drop_peer(Rank, const Status&) override {}
   void abort(const Status& why) override { aborted_ = why; }
-  [[nodiscard]] wire::Counters counters() const override { return counters_; }
+  [[nodiscard]] wire::Counters counters() const override;
   [[nodiscard]] std::string describe() const override { return "loopback"; }
 
  private:
@@ -115,6 +115,8 @@ class LoopbackNetwork {
       status = Status(Code::kMismatch, "message too long");
     } else {
       deliver(s->second.data, r->second.inbox);
+      sender.counters_.payload_sent += s->second.data.size();
+      receiver.counters_.payload_received += s->second.data.size();
     }
     sender.inbox_.completions.push_back({s->second.cookie, s->second.data.size(), status});
     receiver.inbox_.completions.push_back({r->second.cookie, s->second.data.size(), status});
@@ -170,6 +172,11 @@ inline void LoopbackChannel::receive(Rank peer, wire::Tag tag, uint32_t digest, 
 inline void LoopbackChannel::post_note(Rank peer, std::span<const std::byte> bytes) {
   std::lock_guard lock(network_.mutex_);
   network_.channel(peer).inbox_.notes.push_back({me_, {bytes.begin(), bytes.end()}});
+}
+
+inline wire::Counters LoopbackChannel::counters() const {
+  std::lock_guard lock(network_.mutex_);
+  return counters_;
 }
 
 inline bool LoopbackChannel::progress(Time, wire::Events& events) {

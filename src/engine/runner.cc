@@ -387,6 +387,12 @@ void Runner::abort(const Status& why) {
   kick();
   if (polling_ > 0) channel_.wake();
 }
+void Runner::adopt(const Status& failure) {
+  Lock lock = quiet();
+  engine_.adopt(failure);
+  kick();
+  if (polling_ > 0) channel_.wake();
+}
 Status Runner::health() {
   Lock lock = quiet();
   return engine_.health();

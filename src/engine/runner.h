@@ -70,6 +70,7 @@ class Runner final : private Interlude {
   Result<GroupId> create_group(std::span<const Rank> ranks);
   Status destroy_group(GroupId id);
   void abort(const Status& why);
+  void adopt(const Status& failure);
   Status health();
   Statistics statistics();
   wire::Counters counters();

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -44,11 +45,18 @@ inline void add_reference_kernels(cu::mock::Machine& machine) {
   }
 }
 
+/// Threads on the wire where a test asks for none: GPU_TEST_WIRES=4 build/bin/gpu_test runs all tests with three.
+inline int default_wires() {
+  const char* text = std::getenv("GPU_TEST_WIRES");
+  return text == nullptr ? 1 : std::atoi(text);
+}
+
 struct ClusterOptions {
   int nodes = 2;
   int local_size = 1;
   cu::mock::Options machine;
   double timeout_s = 20;
+  int wires = default_wires();  ///< threads on the wire; messages are cut into short slices
 };
 
 /// A loopback channel that its network may outlive.
@@ -64,7 +72,8 @@ class Cluster {
         cliques_(machine_),
         network_(size()) {
     add_reference_kernels(machine_);
-    for (Rank r = 0; r < size(); ++r) comms_.push_back(make_comm(r));
+    for (Rank r = 0; r < size(); ++r) comms_.push_back(make_comm(r, network_));
+    companions_made_.resize(static_cast<size_t>(size()));
     current_ = this;
   }
   ~Cluster() {
@@ -79,6 +88,19 @@ class Cluster {
   cu::mock::Machine& machine() { return machine_; }
   drivers::nccl::mock::Cliques& cliques() { return cliques_; }
   engine::LoopbackNetwork& network() { return network_; }
+  /// What the companions of number `index` (since the beginning) talk over.
+  engine::LoopbackNetwork& network_beside(size_t index) {
+    std::lock_guard lock(networks_mutex_);
+    while (networks_beside_.size() <= index)
+      networks_beside_.push_back(std::make_unique<engine::LoopbackNetwork>(size()));
+    return *networks_beside_[index];
+  }
+  /// The rank is gone: everyone else hears of its loss, on whatever they talk to it.
+  void kill(Rank rank) {
+    network_.kill(rank);
+    for (size_t i = 0; i < companions_made_[static_cast<size_t>(rank)]; ++i)
+      network_beside(i).kill(rank);
+  }
   paceline_comm* comm(Rank r) { return comms_[static_cast<size_t>(r)].get(); }
 
   Drivers drivers() {
@@ -86,10 +108,16 @@ class Cluster {
     d.cuda = &machine_.api();
     d.images = device::cuda::reference::images();
     d.nccl = [](const std::string&) -> Result<const nc::Api*> { return &current_->cliques_.api(); };
+    d.companion = [this](paceline_comm* comm) -> Result<paceline_comm*> {
+      const Rank r = comm->job->topology.rank;
+      return make_comm(r, network_beside(companions_made_[static_cast<size_t>(r)]++)).release();
+    };
     return d;
   }
   Result<std::unique_ptr<Path>> create(Rank r, PathOptions options = {}) {
     options.device = r;
+    if (options.wire_threads == 0) options.wire_threads = options_.wires;
+    options.least_slice = kMostWires * kSliceAlign;
     return Path::create(drivers(), comm(r), options);
   }
 
@@ -119,7 +147,7 @@ class Cluster {
   }
 
  private:
-  std::unique_ptr<paceline_comm> make_comm(Rank r) {
+  std::unique_ptr<paceline_comm> make_comm(Rank r, engine::LoopbackNetwork& network) {
     auto comm = std::make_unique<paceline_comm>();
     comm->fork_generation = capi::fork_generation();
     auto settings = Settings::load(Face::kPaceline);
@@ -138,8 +166,8 @@ class Cluster {
       t.members.push_back(m);
     }
     comm->options.default_timeout = static_cast<Time>(options_.timeout_s * kSecond);
-    comm->engine = engine::make_engine(comm->options, t, network_.channel(r));
-    comm->runner = std::make_unique<engine::Runner>(*comm->engine, network_.channel(r),
+    comm->engine = engine::make_engine(comm->options, t, network.channel(r));
+    comm->runner = std::make_unique<engine::Runner>(*comm->engine, network.channel(r),
                                                     engine::runner_options_for(size() * 4));
     return comm;
   }
@@ -149,6 +177,9 @@ class Cluster {
   cu::mock::Machine machine_;
   drivers::nccl::mock::Cliques cliques_;
   engine::LoopbackNetwork network_;
+  std::mutex networks_mutex_;
+  std::vector<std::unique_ptr<engine::LoopbackNetwork>> networks_beside_;
+  std::vector<size_t> companions_made_;  ///< [ranks]
   std::vector<std::unique_ptr<paceline_comm>> comms_;
 };
 
@@ -200,6 +231,7 @@ inline void slow_down_encoding(Cluster& cluster, std::chrono::milliseconds time,
 
 struct ClusterShape {
   int nodes, local_size, queues;
+  int wires = default_wires();
 };
 
 /// Tests on clusters of several shapes.
@@ -210,6 +242,7 @@ class OnShapes : public testing::TestWithParam<ClusterShape> {
     o.nodes = GetParam().nodes;
     o.local_size = GetParam().local_size;
     o.machine.hardware_queues = GetParam().queues;
+    o.wires = GetParam().wires;
     return o;
   }
 };

@@ -25,18 +25,20 @@ struct Case {
   bool average = true;
   uint64_t host_bytes = 1U << 20;  ///< pinned: what has no room is cut
   uint64_t shift = 0;              ///< bytes by which buffers are off their alignment
+  int wires = default_wires();
 };
 
 std::string name_of(const testing::TestParamInfo<Case>& info) {
   const auto& c = info.param;
   std::string kind = kind_name(c.kind);
   std::erase(kind, '-');
-  return fmt::format("{}_{}x{}_{}_{}ops_{}lanes_{}queues{}{}{}{}{}", kind, c.nodes, c.local_size,
+  return fmt::format("{}_{}x{}_{}_{}ops_{}lanes_{}queues{}{}{}{}{}{}", kind, c.nodes, c.local_size,
                      c.count, c.operations, c.lanes, c.queues, c.delays_us > 0 ? "_delays" : "",
                      c.dtype == DType::kFloat32 ? "" : "_" + std::string(dtype_name(c.dtype)),
                      c.codec > 0 ? fmt::format("_codec{}", c.codec) : "",
                      c.host_bytes < (1U << 20) ? "_cut" : "",
-                     c.shift > 0 ? fmt::format("_shift{}", c.shift) : "");
+                     c.shift > 0 ? fmt::format("_shift{}", c.shift) : "",
+                     c.wires > 1 ? fmt::format("_{}wires", c.wires) : "");
 }
 
 /// What `rank` has in operation `i`: `count` values that the dtype holds exactly.
@@ -150,6 +152,7 @@ TEST_P(CollectiveOf, EqualsFloat64) {
   o.machine.hardware_queues = p.queues;
   o.machine.delays_us = p.delays_us;
   o.machine.seed = 7;
+  o.wires = p.wires;
   Cluster cluster(o);
   cluster.run([&](Rank r) {
     auto made = cluster.create(
@@ -236,6 +239,16 @@ std::vector<Case> shapes() {
                      .count = 9003,
                      .operations = 2,
                      .shift = 4});
+    for (int wires : {2, 3})
+      all.push_back({.kind = kind,
+                     .nodes = wires,
+                     .local_size = 2,
+                     .count = 30011,
+                     .operations = 4,
+                     .lanes = 2,
+                     .delays_us = 100,
+                     .host_bytes = 256 * 1024,
+                     .wires = wires});
   }
   all.push_back({.kind = kReduceScatter, .nodes = 2, .local_size = 2, .count = 9003, .codec = 1});
   all.push_back({.kind = kReduceScatter, .nodes = 3, .local_size = 1, .count = 9003, .codec = 2});
@@ -343,8 +356,10 @@ TEST_P(CollectiveFaults, AKilledRankIsNamedOnAllOthers) {
     m.before = [&](int step) {
       if (r != victim || step != 2) return;
       m.leave = true;
-      cluster.network().kill(victim);
+      cluster.kill(victim);
       while (left > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      // It is dead, and waits for nobody.
+      paceline_comm_abort(cluster.comm(victim), "killed");
     };
     auto status = m.run(4);
     if (r == victim) return;
@@ -385,10 +400,13 @@ TEST_P(CollectiveFaults, ARankThatStaysAwayIsNamedByTheDeadline) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CollectiveFaults,
                          testing::Values(ClusterShape{2, 1, 0}, ClusterShape{2, 2, 0},
-                                         ClusterShape{2, 2, 1}, ClusterShape{3, 2, 0}),
+                                         ClusterShape{2, 2, 1}, ClusterShape{3, 2, 0},
+                                         ClusterShape{2, 1, 0, 2}, ClusterShape{2, 2, 0, 3},
+                                         ClusterShape{3, 1, 0, 2}),
                          [](const auto& info) {
-                           return fmt::format("{}x{}_{}queues", info.param.nodes,
-                                              info.param.local_size, info.param.queues);
+                           return fmt::format("{}x{}_{}queues_{}wires", info.param.nodes,
+                                              info.param.local_size, info.param.queues,
+                                              info.param.wires);
                          });
 
 /// Runs two steps with one call failing; every rank comes to an end.

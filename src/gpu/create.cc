@@ -3,6 +3,7 @@
 // Each stage ends with an exchange, so that a rank that can't go on ends the creation everywhere, by name, instead of
 // leaving the others in a collective that it never joins.
 #include <fmt/format.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,11 +41,19 @@ WireCodec codec_of(const std::string& name) {
                           : WireCodec::kExact;
 }
 
+std::string threads_text(int asked) { return asked == 0 ? "auto" : std::to_string(asked); }
+
+int cores_here() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
 }  // namespace
 
 Path::Path(const Drivers& drivers, paceline_comm* comm, const PathOptions& options)
     : drivers_(drivers),
       api_(*drivers.cuda),
+      comm_(comm),
       wire_(comm),
       options_(options),
       objects_(api_),
@@ -62,10 +71,10 @@ Result<std::unique_ptr<Path>> Path::create(const Drivers& drivers, paceline_comm
   }
   PACELINE_RETURN_IF_ERROR(path->agree("preparing", path->prepare()));
   // From here on ranks wait for each other inside NCCL as well: who fails must end those who wait there.
-  auto status = path->join_node();
+  auto status = path->make_companions();
+  if (status) status = path->join_node();
   if (status) status = path->warm_up();
   if (!status) {
-    path->wire_.abort(status.message());
     path->on_failure(status);
     return status;
   }
@@ -76,9 +85,10 @@ Result<std::unique_ptr<Path>> Path::create(const Drivers& drivers, paceline_comm
 
 /// Everybody's status; the first stage also brings who is where.
 Status Path::agree(const char* stage, const Status& mine) {
-  std::string row = fmt::format("{} {} {} {} {} {}\n{}", static_cast<int>(mine.code()), me_.node,
-                                me_.local_rank, me_.local_size, options_.lanes,
-                                options_.piece_bytes, mine.message().substr(0, kRowBytes - 128));
+  std::string row =
+      fmt::format("{} {} {} {} {} {} {} {}\n{}", static_cast<int>(mine.code()), me_.node,
+                  me_.local_rank, me_.local_size, options_.lanes, options_.piece_bytes,
+                  options_.wire_threads, wire_threads_, mine.message().substr(0, kRowBytes - 160));
   auto rows = wire_.gather(row, kRowBytes, "path for CUDA tensors");
   if (!mine) return mine;
   PACELINE_RETURN_IF_ERROR(rows.status());
@@ -103,9 +113,11 @@ Status Path::read_table(const std::vector<std::string>& rows) {
     int local_rank = 0;
     int local_size = 0;
     int lanes = 0;
+    int asked_threads = 0;
+    int threads = 0;
     unsigned long long piece = 0;
-    if (std::sscanf(rows[r].c_str(), "%d %d %d %d %d %llu", &code, &node, &local_rank, &local_size,
-                    &lanes, &piece) != 6)
+    if (std::sscanf(rows[r].c_str(), "%d %d %d %d %d %llu %d %d", &code, &node, &local_rank,
+                    &local_size, &lanes, &piece, &asked_threads, &threads) != 8)
       return {Code::kInternal, fmt::format("rank {} sent a row that can't be read", r)};
     if (local_size != me_.local_size) {
       return {
@@ -120,6 +132,12 @@ Status Path::read_table(const std::vector<std::string>& rows) {
                           "must be the same (PACELINE_LANES)",
                           r, lanes, piece, options_.lanes, options_.piece_bytes)};
     }
+    if (asked_threads != options_.wire_threads)
+      return {Code::kMismatch,
+              fmt::format("PACELINE_WIRE_THREADS is {} on rank {} and {} on this rank: give all "
+                          "ranks the same",
+                          threads_text(asked_threads), r, threads_text(options_.wire_threads))};
+    wire_threads_ = std::min(wire_threads_, std::max(threads, 1));
     places_.emplace_back(node, local_rank);
     in_node_order_ = in_node_order_ && static_cast<int>(r) == node * local_size + local_rank;
     if (local_rank == me_.local_rank) peers_[static_cast<size_t>(node)] = static_cast<int>(r);
@@ -138,6 +156,14 @@ Status Path::prepare() {
   topk_threshold_ = static_cast<uint64_t>(number("topk_threshold", 0));
   if (options_.lanes == 0) options_.lanes = static_cast<int>(number("lanes", 1));
   if (options_.piece_bytes == 0) options_.piece_bytes = kPieceBytes;
+  if (options_.wire_threads == 0)
+    options_.wire_threads = std::atoi(setting("wire_threads").c_str());  // auto: 0
+  if (options_.wire_threads > kMostWires)
+    return {Code::kInvalidArgument, fmt::format("{} threads on the wire; 1 to {} can be",
+                                                options_.wire_threads, kMostWires)};
+  wire_threads_ = options_.wire_threads > 0
+                      ? options_.wire_threads
+                      : fitting_wires(std::max(me_.local_size, me_.job_local_size), cores_here());
   shape_ = {me_.node_count, me_.local_size, me_.node, me_.local_rank};
   PathRequest probe;
   probe.shape = shape_;
@@ -235,12 +261,20 @@ Status Path::drain(cu::Stream stream, const char* what, double seconds) const {
     const auto error = api_.stream_query(stream);
     if (error == 0) return Status::ok();
     if (error != cu::kNotReady) return cu::explain(api_, error, what);
-    if (auto status = wire_.health(); !status && !destroyed_) return status;
+    if (auto status = wires_health(); !status && !destroyed_) return status;
     if (SteadyClock().now() > until)
       return {Code::kTimeout,
               fmt::format("{}: the GPU has not finished within {:g} s", what, seconds)};
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
+}
+
+Status Path::make_companions() {
+  for (int i = 1; i < wire_threads_; ++i) {
+    PACELINE_ASSIGN(auto* made, drivers_.companion(comm_));
+    companions_.emplace_back(made);
+  }
+  return Status::ok();
 }
 
 Status Path::join_node() {
@@ -330,18 +364,20 @@ Status Path::warm_up_codecs() {
 Status Path::warm_up_wire() {
   std::vector<uint64_t> words(peers_.size());
   uint64_t mine = 1;
-  std::vector<paceline_op> ops;
-  for (size_t n = 0; n < peers_.size(); ++n) {
-    if (peers_[n] == me_.rank) continue;
-    PACELINE_ASSIGN(auto in,
-                    wire_.receive(peers_[n], kWarmTag, &words[n], sizeof(uint64_t), "hello"));
-    PACELINE_ASSIGN(auto out, wire_.send(peers_[n], kWarmTag, &mine, sizeof(uint64_t), "hello"));
-    ops.push_back(in);
-    ops.push_back(out);
-  }
   Status status;
-  for (auto op : ops) {
-    if (auto s = wire_.wait(op); !s && status) status = s;
+  for (const auto& wire : wires()) {
+    std::vector<paceline_op> ops;
+    for (size_t n = 0; n < peers_.size(); ++n) {
+      if (peers_[n] == me_.rank) continue;
+      PACELINE_ASSIGN(auto in,
+                      wire.receive(peers_[n], kWarmTag, &words[n], sizeof(uint64_t), "hello"));
+      PACELINE_ASSIGN(auto out, wire.send(peers_[n], kWarmTag, &mine, sizeof(uint64_t), "hello"));
+      ops.push_back(in);
+      ops.push_back(out);
+    }
+    for (auto op : ops) {
+      if (auto s = wire.wait(op); !s && status) status = s;
+    }
   }
   return status;
 }
@@ -354,7 +390,10 @@ void Path::start() {
   o.node_group = node_group_;
   o.peers = peers_;
   o.check = [this] { return check_gpu(); };
-  o.failed = [this](const Status& why) { on_failure(why); };
+  o.tell = [this](const Status& why) { tell(why); };
+  o.failed = [this](const Status&) {
+    if (node_) node_->abort();
+  };
   o.enter = [this] {
     api_.ctx_set_current(context_);
     // This thread asks streams how they are while the caller may be capturing a graph of its own: that is none of its
@@ -362,16 +401,18 @@ void Path::start() {
     int mode = cu::kCaptureModeRelaxed;
     api_.thread_exchange_stream_capture_mode(&mode);
   };
-  pump_ = std::make_unique<Pump>(wire_, std::move(o));
+  o.least_slice = options_.least_slice;
+  pump_ = std::make_unique<Pump>(wires(), std::move(o));
   PathRequest q;
   q.shape = shape_;
   q.format.codec = codec_;
   q.lanes = options_.lanes;
   q.piece_bytes = options_.piece_bytes;
   description_ = fmt::format(
-      "{} nodes × {} GPUs: {}{} between nodes, pieces of {}, {} lane{}", shape_.nodes,
+      "{} nodes × {} GPUs: {}{} between nodes, pieces of {}, {} lane{}{}", shape_.nodes,
       shape_.local_size, shape_.local_size > 1 ? "NCCL in the node, " : "", codec_name(codec_),
-      bytes_text(options_.piece_bytes), options_.lanes, options_.lanes == 1 ? "" : "s");
+      bytes_text(options_.piece_bytes), options_.lanes, options_.lanes == 1 ? "" : "s",
+      wire_threads_ == 1 ? "" : fmt::format(", {} threads on the wire", wire_threads_));
 }
 
 }  // namespace paceline::gpu

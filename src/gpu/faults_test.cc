@@ -162,8 +162,10 @@ TEST_P(FaultsOf, AKilledRankIsNamedOnAllOthers) {
       p.before = [&](int i) {
         p.leave = i == 2;
         if (!p.leave) return;
-        cluster.network().kill(victim);
+        cluster.kill(victim);
         while (left > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        // It is dead, and waits for nobody.
+        paceline_comm_abort(cluster.comm(victim), "killed");
       };
     }
     outcomes[static_cast<size_t>(r)] = p.run();
@@ -236,10 +238,12 @@ TEST_P(FaultsOf, ALostGpuIsNoticedAndNamed) {
 INSTANTIATE_TEST_SUITE_P(Shapes, FaultsOf,
                          testing::Values(ClusterShape{2, 1, 0}, ClusterShape{2, 2, 0},
                                          ClusterShape{2, 2, 1}, ClusterShape{3, 1, 0},
-                                         ClusterShape{3, 2, 1}),
+                                         ClusterShape{3, 2, 1}, ClusterShape{2, 1, 0, 2},
+                                         ClusterShape{2, 2, 0, 3}, ClusterShape{3, 1, 0, 2}),
                          [](const auto& info) {
-                           return fmt::format("{}x{}_{}queues", info.param.nodes,
-                                              info.param.local_size, info.param.queues);
+                           return fmt::format("{}x{}_{}queues_{}wires", info.param.nodes,
+                                              info.param.local_size, info.param.queues,
+                                              info.param.wires);
                          });
 
 /// All ranks' outcomes of a run in which one call fails.

@@ -369,8 +369,52 @@ Status Path::check_gpu() {
 
 /// Once, on whichever thread saw it; flags are released already.
 void Path::on_failure(const Status& why) {
-  if (wire_.health()) wire_.abort(why.message());
+  tell(why);
   if (node_) node_->abort();
+}
+
+/// What one wire has met ends the others word for word, whoever it names; what was met here ends the first under this
+/// rank's name, and the others as that one.
+void Path::tell(const Status& why) const {
+  const auto all = wires();
+  Status met;
+  for (const auto& wire : all) {
+    auto health = wire.health();
+    if (!health && (met || health.message() == why.message())) met = health;
+  }
+  if (met) {
+    wire_.abort(why.message());
+    met = wire_.health();
+  }
+  for (const auto& wire : all) {
+    if (wire.health()) wire.fail(met ? why : met);
+  }
+}
+
+std::vector<Wire> Path::wires() const {
+  std::vector<Wire> all = {wire_};
+  all.insert(all.end(), companions_.begin(), companions_.end());
+  return all;
+}
+
+Status Path::wires_health() const {
+  auto status = wire_.health();
+  for (const auto& wire : companions_) {
+    if (status) status = wire.health();
+  }
+  return status;
+}
+
+/// The last one made ends first, as on all ranks. After a fault nobody waits for others here: all wires have failed.
+Status Path::end_companions(bool orderly) {
+  Status status;
+  if (auto health = wires_health(); !companions_.empty() && !(orderly && health))
+    on_failure(health ? Status(Code::kAborted, "the path for CUDA tensors ends after a failure")
+                      : health);
+  for (; !companions_.empty(); companions_.pop_back()) {
+    if (auto end = companions_.back().destroy(); !end && status) status = end;
+  }
+  return status;
 }
 
 void Path::abort(const std::string& reason) {
@@ -391,6 +435,7 @@ Status Path::destroy() {
       idle = idle && drain(stream, "destroy", status ? kEndSeconds : kFaultSeconds).is_ok();
     if (pump_ && status && idle) status = pump_->wait_retired();
     if (pump_) pump_->stop();
+    if (auto end = end_companions(pump_ && status); status) status = end;
     if (node_group_ != 0 && status) status = wire_.end_group(node_group_);
     if (node_ && status && idle) {
       status = node_->destroy();

@@ -24,6 +24,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -50,15 +51,18 @@ struct Drivers {
   Status missing;                 ///< why
   Result<const nc::Api*> (*nccl)(const std::string& library) = nullptr;
   std::span<const device::cuda::Image> images = device::cuda::images();  ///< the device code
+  std::function<Result<paceline_comm*>(paceline_comm*)> companion = make_companion;
 };
 
 struct PathOptions {
   int device = 0;
   int lanes = 0;             ///< 0: the settings'
   uint64_t piece_bytes = 0;  ///< 0: kPieceBytes
+  int wire_threads = 0;      ///< 0: the settings'; the same on all ranks
   std::string nccl_library;
   /// Pinned memory, at least: small models fit a step, and an operation is not cut without need.
   uint64_t least_host_bytes = 32U << 20;
+  uint64_t least_slice = kLeastSlice;  ///< of what is cut over several wires; the same on all ranks
 };
 
 /// Large enough that ten calls of the driver per piece cost nothing beside its time on the wire (0.3 ms at 50 Gb/s as
@@ -169,6 +173,9 @@ class Path {
   Status make_streams();
   Status make_slots();
   Status read_table(const std::vector<std::string>& rows);
+  Status make_companions();
+  [[nodiscard]] std::vector<Wire> wires() const;
+  [[nodiscard]] Status wires_health() const;
   Status join_node();
   Status warm_up();
   Status warm_up_codecs();
@@ -227,11 +234,16 @@ class Path {
   Result<uint64_t> all_reduce_checked(const AllReduce& request);
   Status check_gpu();
   void on_failure(const Status& why);
+  void tell(const Status& why) const;
+  Status end_companions(bool orderly);
 
   Drivers drivers_;
   const cu::Api& api_;
   const nc::Api* nccl_ = nullptr;
-  Wire wire_;
+  paceline_comm* comm_;
+  Wire wire_;  ///< the first: `comm_`
+  std::vector<Wire> companions_;
+  int wire_threads_ = 1;
   PathOptions options_;
   paceline_identity me_{};
   PathShape shape_;

@@ -19,16 +19,17 @@ struct Case {
   int delays_us = 0;
   DType dtype = DType::kFloat32;
   bool average = true;
+  int wires = default_wires();
 };
 
 std::string name_of(const testing::TestParamInfo<Case>& info) {
   const auto& c = info.param;
   std::string codec = codec_name(c.codec);
   std::erase(codec, '-');
-  return fmt::format("{}x{}_{}_{}_{}ops_{}lanes_{}queues{}{}{}", c.nodes, c.local_size, codec,
+  return fmt::format("{}x{}_{}_{}_{}ops_{}lanes_{}queues{}{}{}{}", c.nodes, c.local_size, codec,
                      c.count, c.operations, c.lanes, c.queues, c.delays_us > 0 ? "_delays" : "",
                      c.dtype == DType::kFloat32 ? "" : "_" + std::string(dtype_name(c.dtype)),
-                     c.average ? "" : "_sum");
+                     c.average ? "" : "_sum", c.wires > 1 ? fmt::format("_{}wires", c.wires) : "");
 }
 
 std::vector<float> gradient(Rank rank, int operation, uint64_t count) {
@@ -58,6 +59,7 @@ TEST_P(PathOf, SumsAsFloat64DoesAndAlikeOnAllRanks) {
   o.machine.hardware_queues = c.queues;
   o.machine.delays_us = c.delays_us;
   o.machine.seed = 11;
+  o.wires = c.wires;
   Cluster cluster(o);
   const auto ops = static_cast<size_t>(c.operations);
   const auto size = static_cast<size_t>(cluster.size());
@@ -208,6 +210,20 @@ INSTANTIATE_TEST_SUITE_P(Lanes, PathOf,
                                          Case{4, 2, kTopK, 50001, 3, 4, 0, 300},
                                          Case{4, 2, kBf16, 50001, 3, 4, 0, 300}),
                          name_of);
+
+Case over(int wires, Case c) {
+  c.wires = wires;
+  return c;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Wires, PathOf,
+    testing::Values(over(2, {2, 1, kExact, 60001, 3, 1}), over(3, {2, 1, kFp16, 7, 5, 1}),
+                    over(3, {2, 2, kTopK, 50003, 3, 4, 0, 300}), over(2, {2, 2, kInt8, 50003, 3}),
+                    over(2, {3, 1, kExact, 90001, 3, 4, 0, 300}), over(3, {3, 2, kInt8, 40001, 3}),
+                    over(2, {4, 2, kBf16, 70003, 2, 2, 1, 200}), over(8, {3, 1, kFp16, 90001, 2}),
+                    over(2, {4, 2, kExact, 9, 4})),
+    name_of);
 
 }  // namespace
 }  // namespace paceline::gpu

@@ -1,5 +1,6 @@
 // The path over real sockets: processes as nodes, each with a simulated GPU, TCP between them.
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <time.h>
 
 #include <cstdlib>
@@ -31,8 +32,9 @@ double cpu_seconds() {
 
 /// A node of one rank: machine, communicator, path.
 struct NodeProcess {
-  NodeProcess(int rank, int size, FileStore& store) : machine(cu::mock::Options{}) {
+  NodeProcess(int rank, int size, FileStore& store, int wires = 1) : machine(cu::mock::Options{}) {
     setenv("PACELINE_NODE_ID", ("node" + std::to_string(rank)).c_str(), 1);
+    setenv("PACELINE_WIRE_THREADS", wires == 0 ? "auto" : std::to_string(wires).c_str(), 1);
     setenv("PACELINE_WIRE", "tcp", 1);
     add_reference_kernels(machine);
     comm = capi::create(rank, size, store, 10);
@@ -43,7 +45,8 @@ struct NodeProcess {
     d.nccl = [](const std::string&) -> Result<const nc::Api*> {
       return Status(Code::kUnavailable, "one GPU a node needs no NCCL");
     };
-    auto made = Path::create(d, comm, {.lanes = 2, .piece_bytes = 64 * 1024});
+    auto made = Path::create(
+        d, comm, {.lanes = 2, .piece_bytes = 64 * 1024, .least_slice = kMostWires * kSliceAlign});
     if (made)
       path = std::move(*made);
     else
@@ -66,12 +69,15 @@ struct NodeProcess {
 /// Aligned as device memory is.
 std::vector<float> make_data() { return std::vector<float>(kCount); }
 
-class OverTcp : public testing::TestWithParam<int> {};
+struct Ranks {
+  int size, wires;
+};
+class OverTcp : public testing::TestWithParam<Ranks> {};
 
 TEST_P(OverTcp, SumsAreRightAndTheWireCarriesWhatThePlanSays) {
-  const int size = GetParam();
-  Processes ranks(size, [size](int rank, FileStore& store) {
-    NodeProcess node(rank, size, store);
+  const auto [size, wires] = GetParam();
+  Processes ranks(size, [size = size, wires = wires](int rank, FileStore& store) {
+    NodeProcess node(rank, size, store, wires);
     MUST(node.path != nullptr);
     auto data = make_data();
     MUST(node.path->reserve(kCount * 4, kCount * 4).is_ok());
@@ -115,9 +121,9 @@ TEST_P(OverTcp, SumsAreRightAndTheWireCarriesWhatThePlanSays) {
 }
 
 TEST_P(OverTcp, AKilledProcessIsNamedWithinTwoSeconds) {
-  const int size = GetParam();
-  Processes ranks(size, [size](int rank, FileStore& store) {
-    NodeProcess node(rank, size, store);
+  const auto [size, wires] = GetParam();
+  Processes ranks(size, [size = size, wires = wires](int rank, FileStore& store) {
+    NodeProcess node(rank, size, store, wires);
     MUST(node.path != nullptr);
     auto data = make_data();
     for (int i = 0; i < 100000; ++i) {
@@ -171,8 +177,35 @@ TEST(WaitsOverTcp, WaitingForAnotherNodeCostsLittle) {
   for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r, 60), 0) << "rank " << r;
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, OverTcp, testing::Values(2, 3),
-                         [](const auto& info) { return std::to_string(info.param) + "x1"; });
+// What another rank of the job needs is not taken: the choice looks at the job's ranks on the node, and at its cores.
+TEST(WiresOverTcp, WhereNobodyAskedCoresDecide) {
+  for (const char* local_size : {"1", "2"}) {
+    Processes ranks(2, [local_size](int rank, FileStore& store) {
+      setenv("WORLD_SIZE", "4", 1);
+      setenv("RANK", std::to_string(2 * rank).c_str(), 1);
+      setenv("LOCAL_RANK", "0", 1);
+      setenv("LOCAL_WORLD_SIZE", local_size, 1);
+      NodeProcess node(rank, 2, store, 0);
+      MUST(node.path != nullptr);
+      cpu_set_t set;
+      MUST(sched_getaffinity(0, sizeof set, &set) == 0);
+      const bool two = CPU_COUNT(&set) >= 4 && *local_size == '1';
+      const auto& line = node.path->describe();
+      MUST((line.find("2 threads on the wire") != std::string::npos) == two);
+      MUST((line.find("thread") != std::string::npos) == two);
+      MUST(node.path->destroy().is_ok());
+      MUST(paceline_comm_destroy(node.comm) == PACELINE_OK);
+      return 0;
+    });
+    for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r, 60), 0) << "rank " << r;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, OverTcp,
+                         testing::Values(Ranks{2, 1}, Ranks{3, 1}, Ranks{2, 2}, Ranks{3, 3}),
+                         [](const auto& info) {
+                           return fmt::format("{}x1_{}wires", info.param.size, info.param.wires);
+                         });
 
 }  // namespace
 }  // namespace paceline::gpu

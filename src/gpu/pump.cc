@@ -33,10 +33,11 @@ uint32_t tag_of(int lane, int hop) { return static_cast<uint32_t>(lane * 2 + hop
 
 }  // namespace
 
-Pump::Pump(Wire wire, Options options) : wire_(wire), options_(std::move(options)) {
+Pump::Pump(std::vector<Wire> wires, Options options) : options_(std::move(options)) {
   lanes_.resize(static_cast<size_t>(options_.lanes));
+  for (const auto& wire : wires) sides_.emplace_back(wire);
   pump_thread_ = std::thread([this] { pump(); });
-  arrivals_thread_ = std::thread([this] { arrivals(); });
+  for (auto& side : sides_) side.arrivals = std::thread([this, &side] { arrivals(side); });
 }
 
 void Pump::stop() {
@@ -44,10 +45,12 @@ void Pump::stop() {
     std::lock_guard lock(mutex_);
     stopping_ = true;
     submitted_turn_.notify_all();
-    tracked_turn_.notify_all();
+    for (auto& side : sides_) side.tracked.notify_all();
   }
   if (pump_thread_.joinable()) pump_thread_.join();
-  if (arrivals_thread_.joinable()) arrivals_thread_.join();
+  for (auto& side : sides_) {
+    if (side.arrivals.joinable()) side.arrivals.join();
+  }
 }
 
 void Pump::submit(Shared operation) {
@@ -59,7 +62,8 @@ void Pump::submit(Shared operation) {
 
 Status Pump::failure() const {
   if (!failed_.load(std::memory_order_acquire)) return Status::ok();
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  arrived_turn_.wait(lock, [&] { return told_; });
   return failure_;
 }
 
@@ -83,9 +87,14 @@ void Pump::fail(const Status& why) {
     }
     Flags::store(f.retired(), static_cast<uint32_t>(retired_.load()) + kFarAhead);
     Flags::store(f.met(), static_cast<uint32_t>(submitted_) + kFarAhead);
-    arrived_turn_.notify_all();
     submitted_turn_.notify_all();
-    tracked_turn_.notify_all();
+    for (auto& side : sides_) side.tracked.notify_all();
+  }
+  options_.tell(why);
+  {
+    std::lock_guard lock(mutex_);
+    told_ = true;
+    arrived_turn_.notify_all();
   }
   options_.failed(why);
 }
@@ -100,9 +109,9 @@ Result<drivers::cuda::DevicePtr> Pump::gate() {
 
 Status Pump::wait_until(const std::function<bool()>& there, double timeout_s, bool& finite) {
   std::unique_lock lock(mutex_);
-  const auto over = [&] { return !failure_ || there(); };
+  const auto over = [&] { return failure_ ? there() : told_; };
   if (timeout_s > 0 && timeout_s < 1e8) {
-    if (!arrived_turn_.wait_for(lock, std::chrono::duration<double>(timeout_s), over))
+    if (!arrived_turn_.wait_for(lock, std::chrono::duration<double>(timeout_s), over) && failure_)
       return {
           Code::kTimeout,
           fmt::format("{} of {} all-reduces have not arrived from the other nodes within {:g} s",
@@ -131,7 +140,7 @@ bool Pump::has_arrived(uint64_t sequence) const {
 
 Status Pump::wait_retired() {
   std::unique_lock lock(mutex_);
-  arrived_turn_.wait(lock, [&] { return !failure_ || retired() == submitted_; });
+  arrived_turn_.wait(lock, [&] { return failure_ ? retired() == submitted_ : told_; });
   return failure_;
 }
 
@@ -186,15 +195,49 @@ bool Pump::take_submitted() {
   return any;
 }
 
-Status Pump::track(Result<paceline_op> op, const Shared& o, size_t piece, Kind kind) {
+Status Pump::track(Side& side, Result<paceline_op> op, const Shared& o, size_t piece, Kind kind) {
   PACELINE_RETURN_IF_ERROR(op.status());
   {
     std::lock_guard lock(mutex_);
-    tickets_[*op] = {o, piece, kind};
+    side.tickets[*op] = {o, piece, kind};
     if (kind == Kind::kSend) ++o->sends_left;
-    tracked_turn_.notify_one();
+    side.tracked.notify_one();
   }
-  return wire_.watch(*op);
+  return side.wire.watch(*op);
+}
+
+/// The message between this node and another one of a piece. Their numbers' sum is the same at both ends, and spreads
+/// what several nodes exchange of a short piece.
+Deal Pump::deal(const Operation& o, size_t index, int node, uint64_t bytes) const {
+  return {bytes, o.first_piece + index + static_cast<uint64_t>(options_.node + node),
+          static_cast<int>(sides_.size()), options_.least_slice};
+}
+
+Status Pump::receive_slices(const Shared& o, size_t index, int node, std::byte* to, uint64_t bytes,
+                            Kind kind) {
+  const auto tag = tag_of(o->plan->pieces[index].lane, kind == Kind::kIn ? 0 : 1);
+  const int rank = options_.peers[static_cast<size_t>(node)];
+  for (const auto& s : deal(*o, index, node, bytes)) {
+    auto& side = sides_[static_cast<size_t>(s.wire)];
+    PACELINE_RETURN_IF_ERROR(
+        track(side, side.wire.receive(rank, tag, to + s.first, s.bytes, o->name.c_str()), o, index,
+              kind));
+  }
+  return Status::ok();
+}
+
+Status Pump::send_slices(const Shared& o, size_t index, int node, const std::byte* from,
+                         uint64_t bytes, int hop) {
+  const auto tag = tag_of(o->plan->pieces[index].lane, hop);
+  const int rank = options_.peers[static_cast<size_t>(node)];
+  wire_bytes_ += bytes;
+  for (const auto& s : deal(*o, index, node, bytes)) {
+    auto& side = sides_[static_cast<size_t>(s.wire)];
+    PACELINE_RETURN_IF_ERROR(
+        track(side, side.wire.send(rank, tag, from + s.first, s.bytes, o->name.c_str()), o, index,
+              Kind::kSend));
+  }
+  return Status::ok();
 }
 
 Status Pump::post_piece(const Shared& o, size_t index) {
@@ -210,8 +253,8 @@ Status Pump::post_piece(const Shared& o, size_t index) {
     if (plan.hops == 2) lane.back.emplace_back(o, index);
     for (int n = 0; n < nodes; ++n) {
       if (n == me) continue;
-      state.in_left += plan.sends(n) && plan.part_bytes(piece, me) > 0 ? 1 : 0;
-      state.back_left += plan.hops == 2 && plan.part_bytes(piece, n) > 0 ? 1 : 0;
+      if (plan.sends(n)) state.in_left += deal(*o, index, n, plan.part_bytes(piece, me)).count();
+      if (plan.hops == 2) state.back_left += deal(*o, index, n, plan.part_bytes(piece, n)).count();
     }
     state.in = state.in_left == 0;
     state.back = state.back_left == 0;
@@ -220,19 +263,13 @@ Status Pump::post_piece(const Shared& o, size_t index) {
   for (int n = 0; n < nodes; ++n) {
     if (n == me) continue;
     const auto slot = plan.slot(piece, n);
-    const int rank = options_.peers[static_cast<size_t>(n)];
     // With one hop every part is the whole piece.
-    if (const auto bytes = plan.part_bytes(piece, me); bytes > 0 && plan.sends(n))
-      PACELINE_RETURN_IF_ERROR(
-          track(wire_.receive(rank, tag_of(piece.lane, 0), o->host + piece.in_offset + slot, bytes,
-                              o->name.c_str()),
-                o, index, Kind::kIn));
-    if (plan.hops == 1) continue;
-    if (const auto bytes = plan.part_bytes(piece, n); bytes > 0)
-      PACELINE_RETURN_IF_ERROR(
-          track(wire_.receive(rank, tag_of(piece.lane, 1), o->host + piece.back_offset + slot,
-                              bytes, o->name.c_str()),
-                o, index, Kind::kBack));
+    if (plan.sends(n))
+      PACELINE_RETURN_IF_ERROR(receive_slices(o, index, n, o->host + piece.in_offset + slot,
+                                              plan.part_bytes(piece, me), Kind::kIn));
+    if (plan.hops == 2)
+      PACELINE_RETURN_IF_ERROR(receive_slices(o, index, n, o->host + piece.back_offset + slot,
+                                              plan.part_bytes(piece, n), Kind::kBack));
   }
   return Status::ok();
 }
@@ -271,10 +308,7 @@ Status Pump::send_piece(const Shared& o, size_t index) {
     if (bytes == 0) continue;
     const auto* from = plan.scatters() ? o->host + piece.out_offset + plan.slot(piece, n)
                                        : o->host + piece.in_offset + plan.slot(piece, me);
-    wire_bytes_ += bytes;
-    PACELINE_RETURN_IF_ERROR(track(wire_.send(options_.peers[static_cast<size_t>(n)],
-                                              tag_of(piece.lane, 0), from, bytes, o->name.c_str()),
-                                   o, index, Kind::kSend));
+    PACELINE_RETURN_IF_ERROR(send_slices(o, index, n, from, bytes, 0));
   }
   return Status::ok();
 }
@@ -286,7 +320,9 @@ Status Pump::send_report(const Shared& o) {
     return {Code::kCorrupted,
             fmt::format("{}: an encoding holds impossible counts or positions", o->name)};
   o->report = (bits & device::cuda::kReportNonFinite) != 0 ? 1 : 0;
-  return track(wire_.largest(&o->report, o->name.c_str(), o->shape.c_str()), o, 0, Kind::kReport);
+  auto& side = sides_.front();
+  return track(side, side.wire.largest(&o->report, o->name.c_str(), o->shape.c_str()), o, 0,
+               Kind::kReport);
 }
 
 bool Pump::send_pieces() {
@@ -331,10 +367,7 @@ Status Pump::send_sum(const Shared& o, size_t index) {
   const auto* from = o->host + piece.back_offset + static_cast<uint64_t>(me) * piece.slot_bytes;
   for (int step = 1; step < nodes; ++step) {
     const int n = (me + step) % nodes;
-    wire_bytes_ += bytes;
-    PACELINE_RETURN_IF_ERROR(track(wire_.send(options_.peers[static_cast<size_t>(n)],
-                                              tag_of(piece.lane, 1), from, bytes, o->name.c_str()),
-                                   o, index, Kind::kSend));
+    PACELINE_RETURN_IF_ERROR(send_slices(o, index, n, from, bytes, 1));
   }
   return Status::ok();
 }
@@ -378,7 +411,10 @@ bool Pump::retire() {
 }
 
 void Pump::watch_over() {
-  auto status = wire_.health();
+  Status status;
+  for (const auto& side : sides_) {
+    if (status) status = side.wire.health();
+  }
   if (status) status = options_.check();
   if (!status) fail(status);
 }
@@ -408,19 +444,19 @@ void Pump::idle(bool moved) {
   nanosleep(&nap, nullptr);
 }
 
-// --- The arrivals thread ----------------------------------------------------------------------------------------
+// --- The arrivals threads ---------------------------------------------------------------------------------------
 
-void Pump::arrivals() {
+void Pump::arrivals(Side& side) {
   prctl(PR_SET_NAME, "paceline-arrive");
   std::vector<WireEnd> ends;
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      tracked_turn_.wait(lock, [&] { return stopping_ || !tickets_.empty(); });
-      if (stopping_ && tickets_.empty()) return;
+      side.tracked.wait(lock, [&] { return stopping_ || !side.tickets.empty(); });
+      if (stopping_ && side.tickets.empty()) return;
     }
     ends.clear();
-    if (!wire_.ended(0.2, ends)) {
+    if (!side.wire.ended(0.2, ends)) {
       fail({Code::kAborted, "the communicator was destroyed under the path for CUDA tensors"});
       return;
     }
@@ -428,10 +464,10 @@ void Pump::arrivals() {
       Ticket ticket;
       {
         std::lock_guard lock(mutex_);
-        auto found = tickets_.find(end.op);
-        if (found == tickets_.end()) continue;
+        auto found = side.tickets.find(end.op);
+        if (found == side.tickets.end()) continue;
         ticket = std::move(found->second);
-        tickets_.erase(found);
+        side.tickets.erase(found);
       }
       if (end.status)
         finish(ticket);
@@ -465,7 +501,9 @@ void Pump::meet() {
       to_meet_.pop_front();
       met_.push_back(o->sequence);
     }
-    if (auto status = track(wire_.meet(options_.node_group, o->name.c_str()), o, 0, Kind::kMeeting);
+    auto& side = sides_.front();
+    if (auto status =
+            track(side, side.wire.meet(options_.node_group, o->name.c_str()), o, 0, Kind::kMeeting);
         !status) {
       fail(status);
       return;

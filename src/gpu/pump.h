@@ -1,10 +1,13 @@
-// Between the GPU's flags and the wire: two threads that carry pieces from one to the other, and the books of what has
-// gone, come, arrived.
+// Between the GPU's flags and the wires: threads that carry pieces from one to the other, and the books of what has gone,
+// come, arrived.
 //
 // The pump thread watches the flags that streams write. A piece whose encoding has reached pinned memory is sent at once;
 // receives are posted ahead, as soon as the operation's memory is free. It looks hard for some tens of microseconds
 // after something moved, then sleeps between looks; with nothing under way it sleeps until something is submitted.
-// The arrivals thread waits for the communicator's completions and writes the flags that streams wait for, in order.
+// An arrivals thread waits for a communicator's completions and writes the flags that streams wait for, in order.
+//
+// Several communicators (wires) carry pieces side by side, each with an engine thread that copies to and from its sockets,
+// and an arrivals thread here. The first one carries reports and meetings too. Where a piece goes: deal.h.
 //
 // The first failure (of the wire, the GPU, NCCL, or asked for) ends everything: flags are released, so that no stream
 // waits for ever, and every later call gives the same Status.
@@ -24,6 +27,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "gpu/deal.h"
 #include "gpu/flags.h"
 #include "gpu/path_plan.h"
 #include "gpu/wire.h"
@@ -37,6 +41,7 @@ struct Operation {
   std::string name, shape;
   std::byte* host = nullptr;  ///< plan->host_bytes of pinned memory
   uint64_t tenant = 0;        ///< the last operation that used this memory; 0: none
+  uint64_t first_piece = 0;   ///< pieces of all operations before it: how messages are numbered
   uint32_t out_before = 0;    ///< the out flag's value when all earlier operations are out
   /// NCCL spreads what arrives: not before all ranks of the node have it, or its kernels would wait for the network.
   bool meets = false;
@@ -44,7 +49,7 @@ struct Operation {
   size_t posted = 0;  ///< pieces whose receives are posted
   size_t sent = 0;    ///< pieces sent; one more: the report too
   struct PieceState {
-    int in_left = 0, back_left = 0;
+    int in_left = 0, back_left = 0;  ///< slices of messages
     bool in = false, back = false;
   };
   std::vector<PieceState> pieces;
@@ -60,14 +65,20 @@ class Pump {
     Flags flags;
     int lanes = 1;
     int node = 0;
-    std::vector<int> peers;   ///< [nodes] the ranks of this local rank; peers[node] is this rank
-    uint32_t node_group = 0;  ///< of the wire: the ranks of this node, where there are several
-    std::function<Status()> check;  ///< of GPU and NCCL; now and then, on the pump's thread
-    std::function<void(const Status&)> failed;  ///< once, on the thread that found it
+    std::vector<int> peers;  ///< [nodes] the ranks of this local rank; peers[node] is this rank
+    uint32_t node_group =
+        0;  ///< of the first wire: the ranks of this node, where there are several
+    uint64_t least_slice = kLeastSlice;  ///< of a message that is cut; the same on all ranks
+    std::function<Status()> check;       ///< of GPU and NCCL; now and then, on the pump's thread
+    /// Once, on the thread that found it, before any caller hears of it: who does may end the process, and the other
+    /// ranks must know by then what for.
+    std::function<void(const Status&)> tell;
+    std::function<void(const Status&)> failed;  ///< then
     std::function<void()> enter;                ///< first, on the pump's thread
   };
 
-  Pump(Wire wire, Options options);
+  /// wires: the first and its companions, in the same order on all ranks.
+  Pump(std::vector<Wire> wires, Options options);
   Pump(const Pump&) = delete;
   Pump& operator=(const Pump&) = delete;
   ~Pump() { stop(); }
@@ -96,7 +107,7 @@ class Pump {
   [[nodiscard]] uint64_t retired() const { return retired_.load(std::memory_order_acquire); }
   [[nodiscard]] uint64_t wire_bytes() const { return wire_bytes_.load(); }
   [[nodiscard]] uint64_t operations() const { return finished_.load(); }
-  /// Ends the threads, after the wire has let go of all memory.
+  /// Ends the threads, after the wires have let go of all memory.
   void stop();
 
  private:
@@ -115,8 +126,17 @@ class Pump {
     uint32_t in_flag = 0, back_flag = 0;
   };
 
+  /// A communicator and what is under way on it: its operations' numbers mean nothing on another.
+  struct Side {
+    explicit Side(Wire w) : wire(w) {}
+    Wire wire;
+    std::unordered_map<paceline_op, Ticket> tickets;
+    std::condition_variable tracked;  ///< for its arrivals thread
+    std::thread arrivals;
+  };
+
   void pump();
-  void arrivals();
+  void arrivals(Side& side);
   bool take_submitted();
   bool post_receives();
   bool send_pieces();
@@ -129,22 +149,25 @@ class Pump {
   Status send_piece(const Shared& o, size_t index);
   Status send_sum(const Shared& o, size_t index);
   Status send_report(const Shared& o);
-  Status track(Result<paceline_op> op, const Shared& o, size_t piece, Kind kind);
+  Status receive_slices(const Shared& o, size_t index, int node, std::byte* to, uint64_t bytes,
+                        Kind kind);
+  Status send_slices(const Shared& o, size_t index, int node, const std::byte* from, uint64_t bytes,
+                     int hop);
+  [[nodiscard]] Deal deal(const Operation& o, size_t index, int node, uint64_t bytes) const;
+  Status track(Side& side, Result<paceline_op> op, const Shared& o, size_t piece, Kind kind);
   void finish(const Ticket& ticket);
   void advance(Lane& lane);
   void arrived(Operation& o);
   void meet();
   Status wait_until(const std::function<bool()>& there, double timeout_s, bool& finite);
 
-  Wire wire_;
   Options options_;
+  std::deque<Side> sides_;  ///< [wires]
 
   mutable std::mutex mutex_;
-  std::condition_variable submitted_turn_;  ///< for the pump
-  std::condition_variable tracked_turn_;    ///< for the arrivals thread
-  std::condition_variable arrived_turn_;    ///< for wait_arrival
+  std::condition_variable submitted_turn_;        ///< for the pump
+  mutable std::condition_variable arrived_turn_;  ///< for wait_arrival and the like
   std::deque<Shared> inbox_;
-  std::unordered_map<paceline_op, Ticket> tickets_;
   std::vector<Lane> lanes_;
   std::deque<Shared> to_meet_;    ///< in order: not yet asked for
   std::deque<uint64_t> met_;      ///< in order: asked for, not flagged
@@ -157,6 +180,7 @@ class Pump {
   size_t next_gate_ = 0;
   bool finite_ = true;
   bool stopping_ = false;
+  bool told_ = false;  ///< of the failure
   Status failure_;
   std::atomic<bool> failed_{false};
 
@@ -166,7 +190,7 @@ class Pump {
   int64_t last_moved_ = 0, last_look_ = 0;
 
   std::atomic<uint64_t> retired_{0}, wire_bytes_{0}, finished_{0};
-  std::thread pump_thread_, arrivals_thread_;
+  std::thread pump_thread_;
 };
 
 }  // namespace paceline::gpu

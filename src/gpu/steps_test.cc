@@ -12,6 +12,7 @@ namespace {
 struct Load {
   int nodes, local_size, lanes, queues;
   bool reversed;  ///< buckets are handed over in the opposite order every other step
+  int wires = default_wires();
 };
 
 class StepsOf : public testing::TestWithParam<Load> {};
@@ -26,6 +27,7 @@ TEST_P(StepsOf, SumsAreRightAndAlikeOverManySteps) {
   o.machine.hardware_queues = load.queues;
   o.machine.delays_us = 150;
   o.machine.seed = 5;
+  o.wires = load.wires;
   Cluster cluster(o);
   constexpr int kSteps = 25;
   const std::vector<uint64_t> sizes = {30011, 7, 12000, 1, 20480};
@@ -78,11 +80,13 @@ TEST_P(StepsOf, SumsAreRightAndAlikeOverManySteps) {
 INSTANTIATE_TEST_SUITE_P(Loads, StepsOf,
                          testing::Values(Load{2, 1, 1, 0, false}, Load{2, 2, 4, 0, true},
                                          Load{2, 2, 1, 1, true}, Load{3, 1, 4, 0, true},
-                                         Load{3, 2, 2, 1, false}),
+                                         Load{3, 2, 2, 1, false}, Load{2, 1, 1, 0, true, 2},
+                                         Load{2, 2, 4, 0, true, 3}, Load{3, 1, 4, 0, true, 2}),
                          [](const auto& info) {
                            const auto& l = info.param;
-                           return fmt::format("{}x{}_{}lanes_{}queues{}", l.nodes, l.local_size,
-                                              l.lanes, l.queues, l.reversed ? "_reversed" : "");
+                           return fmt::format("{}x{}_{}lanes_{}queues{}_{}wires", l.nodes,
+                                              l.local_size, l.lanes, l.queues,
+                                              l.reversed ? "_reversed" : "", l.wires);
                          });
 
 /// Parameters 0 … 4 of these sizes, in buckets.

@@ -144,6 +144,21 @@ Status Wire::health() const { return status_of(paceline_comm_health(comm_), comm
 
 void Wire::abort(const std::string& reason) const { paceline_comm_abort(comm_, reason.c_str()); }
 
+void Wire::fail(const Status& failure) const {
+  paceline_comm_fail(comm_, static_cast<paceline_code>(failure.code()), failure.message().c_str());
+}
+
+Status Wire::destroy() const {
+  const auto code = paceline_comm_destroy(comm_);
+  return status_of(code, nullptr);
+}
+
+Result<paceline_comm*> make_companion(paceline_comm* comm) {
+  paceline_comm* made = nullptr;
+  PACELINE_RETURN_IF_ERROR(status_of(paceline_comm_companion(comm, &made), comm));
+  return made;
+}
+
 std::string setting(const char* name) {
   std::string text(256, '\0');
   text.resize(std::min(paceline_setting(nullptr, name, text.data(), text.size()), text.size() - 1));

@@ -42,10 +42,17 @@ class Wire {
   bool ended(double timeout_s, std::vector<WireEnd>& ends) const;
   Status health() const;
   void abort(const std::string& reason) const;
+  /// Ends it with what another wire of the same ranks has met, word for word.
+  void fail(const Status& failure) const;
+  /// The handle is freed; all ranks call it.
+  Status destroy() const;
 
  private:
   paceline_comm* comm_;
 };
+
+/// Another communicator of the same ranks, with connections and a thread of its own. Collective.
+Result<paceline_comm*> make_companion(paceline_comm* comm);
 
 /// One of the settings, as text.
 std::string setting(const char* name);

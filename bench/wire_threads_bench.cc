@@ -1,0 +1,230 @@
+// The wire of CUDA tensors without GPUs: what a rank's pump carries between nodes with one, two … threads.
+//
+//   build/bin/paceline lab --nodes 2 --slots 1 --rate 25gbit -- build/bin/wire_threads_bench --threads 1 2
+//
+// The real pump, wires and plan of an exact all-reduce between nodes; this program plays the GPU, which has encoded every
+// piece at once. Both directions are busy, `--window` operations are under way. Numbers of threads take turns, medians
+// count. Gb/s are of gradients' encodings out of a node (and as many into it), headers not counted; cores are user and
+// system time of one rank over wall time.
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "base/clock.h"
+#include "gpu/pump.h"
+
+namespace {
+
+using namespace paceline;       // NOLINT
+using namespace paceline::gpu;  // NOLINT
+
+struct Asked {
+  std::vector<int> threads = {1, 2};
+  uint64_t bytes = 16U << 20;  // of an operation
+  uint64_t piece_bytes = 4U << 20;
+  int window = 4;
+  int rounds = 5;
+  double seconds = 1;
+};
+
+[[noreturn]] void leave(const Status& status) {
+  std::fprintf(stderr, "%s\n", status.message().c_str());
+  std::exit(1);
+}
+
+double processor_seconds() {
+  rusage u{};
+  getrusage(RUSAGE_SELF, &u);
+  return static_cast<double>(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+         1e-6 * static_cast<double>(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+struct Figures {
+  double gigabits = 0, cores = 0;
+};
+
+/// A pump over some of the wires, with this program in the GPU's place.
+class Load {
+ public:
+  Load(const std::vector<Wire>& wires, const paceline_identity& me, const std::vector<int>& peers,
+       const Asked& asked)
+      : asked_(asked) {
+    PathRequest q;
+    q.shape = {me.node_count, me.local_size, me.node, me.local_rank};
+    q.count = asked.bytes / sizeof(float) * static_cast<uint64_t>(me.local_size);
+    q.piece_bytes = asked.piece_bytes;
+    auto plan = build_path(q);
+    if (!plan) leave(plan.status());
+    plan_ = std::make_shared<const PathPlan>(std::move(*plan));
+    host_.resize(plan_->host_bytes * static_cast<size_t>(asked.window));
+    const int lanes = q.lanes + 1;
+    flag_memory_ = std::aligned_alloc(Flags::kLine, Flags::bytes(lanes));
+    std::memset(flag_memory_, 0, Flags::bytes(lanes));
+    Pump::Options o;
+    o.flags = flags_ = Flags(static_cast<std::byte*>(flag_memory_), lanes);
+    o.lanes = lanes;
+    o.node = me.node;
+    o.peers = peers;
+    o.check = [] { return Status::ok(); };
+    o.tell = [](const Status& why) { leave(why); };
+    o.failed = [](const Status&) {};
+    o.enter = [] {};
+    pump_ = std::make_unique<Pump>(wires, std::move(o));
+  }
+  ~Load() {
+    pump_.reset();
+    std::free(flag_memory_);
+  }
+  Load(const Load&) = delete;
+  Load& operator=(const Load&) = delete;
+
+  /// So many operations; returns when all is over here.
+  Figures run(uint64_t operations) {
+    const Time start = SteadyClock().now();
+    const double before = processor_seconds();
+    const auto window = static_cast<uint64_t>(asked_.window);
+    const uint64_t first = sequence_;
+    for (uint64_t i = 0; i < operations; ++i) {
+      if (sequence_ - first >= window) finish(sequence_ - window + 1);
+      submit();
+    }
+    for (uint64_t s = sequence_ - std::min(window, sequence_ - first) + 1; s <= sequence_; ++s)
+      finish(s);
+    if (auto status = pump_->wait_retired(); !status) leave(status);
+    const double wall = static_cast<double>(SteadyClock().now() - start) / kSecond;
+    const double bits = static_cast<double>(operations * plan_->node_bytes) * 8;
+    return {bits / wall / 1e9, (processor_seconds() - before) / wall};
+  }
+
+ private:
+  void submit() {
+    auto o = std::make_shared<Operation>();
+    o->sequence = ++sequence_;
+    o->plan = plan_;
+    o->name = "load";
+    const auto window = static_cast<uint64_t>(asked_.window);
+    o->host = host_.data() + o->sequence % window * plan_->host_bytes;
+    o->tenant = o->sequence > window ? o->sequence - window : 0;
+    o->first_piece = pieces_;
+    o->out_before = out_;
+    pieces_ += plan_->pieces.size();
+    out_ += static_cast<uint32_t>(plan_->pieces.size());
+    pump_->submit(o);
+    Flags::store(flags_.out(), out_);
+  }
+  void finish(uint64_t sequence) {
+    bool finite = true;
+    if (auto status = pump_->wait_operation(sequence, 0, finite); !status) leave(status);
+    Flags::store(flags_.done(), static_cast<uint32_t>(sequence));
+  }
+
+  const Asked& asked_;
+  std::shared_ptr<const PathPlan> plan_;
+  std::vector<std::byte> host_;
+  void* flag_memory_ = nullptr;
+  Flags flags_;
+  std::unique_ptr<Pump> pump_;
+  uint64_t sequence_ = 0, pieces_ = 0;
+  uint32_t out_ = 0;
+};
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+/// The slowest rank's time decides, so all do as many operations; the number follows from the first round.
+uint64_t largest_of_all(const Wire& wire, uint64_t mine) {
+  auto word = static_cast<int32_t>(std::min<uint64_t>(mine, 1U << 30));
+  auto op = wire.largest(&word, "operations", "");
+  if (!op) leave(op.status());
+  if (auto status = wire.wait(*op); !status) leave(status);
+  return static_cast<uint64_t>(word);
+}
+
+std::vector<int> find_peers(const Wire& wire, const paceline_identity& me) {
+  auto rows = wire.gather(fmt::format("{} {}", me.node, me.local_rank), 64, "places");
+  if (!rows) leave(rows.status());
+  std::vector<int> peers(static_cast<size_t>(me.node_count));
+  for (size_t r = 0; r < rows->size(); ++r) {
+    int node = 0;
+    int local_rank = 0;
+    if (std::sscanf((*rows)[r].c_str(), "%d %d", &node, &local_rank) == 2 &&
+        local_rank == me.local_rank)
+      peers[static_cast<size_t>(node)] = static_cast<int>(r);
+  }
+  return peers;
+}
+
+void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_identity& me) {
+  const auto peers = find_peers(wires[0], me);
+  std::vector<std::vector<double>> gigabits(asked.threads.size()), cores(asked.threads.size());
+  uint64_t operations = 8;
+  for (int round = -1; round < asked.rounds; ++round) {
+    for (size_t i = 0; i < asked.threads.size(); ++i) {
+      Load load({wires.begin(), wires.begin() + asked.threads[i]}, me, peers, asked);
+      load.run(4);  // connections open
+      largest_of_all(wires[0], 0);
+      const Time start = SteadyClock().now();
+      const auto figures = load.run(operations);
+      const double took = static_cast<double>(SteadyClock().now() - start) / kSecond;
+      if (round < 0) {
+        operations = std::max<uint64_t>(
+            8, largest_of_all(wires[0], static_cast<uint64_t>(static_cast<double>(operations) *
+                                                              asked.seconds / took)));
+        continue;
+      }
+      gigabits[i].push_back(figures.gigabits);
+      cores[i].push_back(figures.cores);
+    }
+  }
+  if (me.rank != 0) return;
+  fmt::print("{} nodes × {} ranks, operations of {} MiB a rank in pieces of {} KiB\n",
+             me.node_count, me.local_size, asked.bytes >> 20, asked.piece_bytes >> 10);
+  for (size_t i = 0; i < asked.threads.size(); ++i)
+    fmt::print("{} thread{}: {:.2f} Gb/s each way out of a node, {:.2f} cores a rank\n",
+               asked.threads[i], asked.threads[i] == 1 ? " " : "s", median(gigabits[i]),
+               median(cores[i]));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Asked asked;
+  CLI::App app{"What a rank's pump carries between nodes, by the number of threads on the wire"};
+  app.add_option("--threads", asked.threads, "numbers of threads, in turn")
+      ->check(CLI::Range(1, kMostWires));
+  app.add_option("--bytes", asked.bytes, "bytes of an operation, a rank");
+  app.add_option("--piece", asked.piece_bytes, "bytes of a piece");
+  app.add_option("--window", asked.window, "operations under way")->check(CLI::Range(1, 64));
+  app.add_option("--rounds", asked.rounds)->check(CLI::Range(1, 1000));
+  app.add_option("--seconds", asked.seconds, "of each measurement, about");
+  CLI11_PARSE(app, argc, argv);
+
+  paceline_comm_options o{};
+  o.struct_size = sizeof o;
+  o.rank = o.size = -1;
+  paceline_comm* first = nullptr;
+  if (paceline_comm_create(&o, &first) != PACELINE_OK)
+    leave({Code::kUnavailable, paceline_error(nullptr)});
+  std::vector<Wire> wires = {Wire(first)};
+  for (int i = 1; i < *std::max_element(asked.threads.begin(), asked.threads.end()); ++i) {
+    auto made = make_companion(first);
+    if (!made) leave(made.status());
+    wires.emplace_back(*made);
+  }
+  auto me = wires[0].identity();
+  if (!me) leave(me.status());
+  measure(asked, wires, *me);
+  for (; !wires.empty(); wires.pop_back()) {
+    if (auto status = wires.back().destroy(); !status) leave(status);
+  }
+  return 0;
+}
