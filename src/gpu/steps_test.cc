@@ -372,6 +372,7 @@ TEST(Steps, AGateClosesBeforeStreamsGoOn) {
     ClusterOptions o{.nodes = 2, .local_size = 1};
     o.machine.hardware_queues = queues;
     Cluster cluster(o);
+    std::atomic<int> arrived = 0;
     std::atomic<int> done = 0;
     cluster.run([&](Rank r) {
       auto made = cluster.create(r);
@@ -402,7 +403,9 @@ TEST(Steps, AGateClosesBeforeStreamsGoOn) {
       ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
       ASSERT_EQ(api.stream_synchronize(stream), 0);
       EXPECT_EQ(seen.as<float>()[0], 0.0F);
+      ++arrived;
       if (r == 0) {
+        while (arrived < cluster.size()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         step(seen.as<float>() + 1);  // the other rank's part never comes
         path.abort("the test says so");
         ASSERT_EQ(api.stream_synchronize(stream), 0);
@@ -419,6 +422,7 @@ TEST(Steps, AGateClosesBeforeStreamsGoOn) {
 // The optimizer of a step that has arrived runs through, whatever becomes of the next.
 TEST(Steps, AGateOfWhatHasArrivedStaysOpen) {
   Cluster cluster({.nodes = 2, .local_size = 1});
+  std::atomic<int> arrived = 0;
   std::atomic<int> done = 0;
   cluster.run([&](Rank r) {
     auto made = cluster.create(r);
@@ -433,7 +437,9 @@ TEST(Steps, AGateOfWhatHasArrivedStaysOpen) {
     ASSERT_TRUE(first.is_ok());
     bool finite = false;
     ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
+    ++arrived;
     if (r == 0) {
+      while (arrived < cluster.size()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       ASSERT_TRUE(path.all_reduce(a).is_ok());
       auto second = path.gate();
       ASSERT_TRUE(second.is_ok());
