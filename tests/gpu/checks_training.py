@@ -97,7 +97,7 @@ def a_fused_optimizer_behind_a_gate_is_bit_equal_to_one_that_waits():
         assert_all_ranks_equal(ends[0][0])
         for one, other in zip(ends[0][1].values(), ends[1][1].values()):
             assert all(torch.equal(one[name], other[name]) for name in one), codec
-    assert given.count(True) == given.count(False) >= steps
+    assert given.count(True) >= steps
 
 
 @check

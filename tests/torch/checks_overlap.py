@@ -4,7 +4,8 @@ import os
 
 import torch
 from checks import check, run
-from overlap_world import SIZE, compare, model, overlapped, train
+from models import batch
+from overlap_world import MODERN, SIZE, compare, model, overlapped, train
 
 from paceline._torch.ddp import attachment_of
 
@@ -41,6 +42,38 @@ def adam():
 @check
 def adamw():
     equals_the_barrier(torch.optim.AdamW, lr=1e-3, weight_decay=0.1, amsgrad=True)
+
+
+class Strided(torch.nn.Module):
+    """Weights that lie in memory in other orders than that of their dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        layers = [torch.nn.Conv2d(2, 5, 3), torch.nn.Tanh(), torch.nn.Conv2d(5, 4, 1), torch.nn.Flatten()]
+        self.convolutions = torch.nn.Sequential(*layers).to(memory_format=torch.channels_last)
+        self.transposed = torch.nn.Parameter(0.1 * torch.randn(3, 36).t())
+        self.skipping = torch.nn.Parameter((0.1 * torch.randn(3, 8))[:, ::2])
+
+    def forward(self, data):
+        return self.convolutions(data) @ self.transposed @ self.skipping
+
+
+def strided_loss(one, step):
+    return (one(batch(step, 4, 2, 5, 5, dtype=torch.float32).to(memory_format=torch.channels_last)) ** 2).mean()
+
+
+@check
+def weights_of_any_memory_format():
+    kinds = [lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), lambda p: torch.optim.Adam(p, lr=1e-3)]
+    if MODERN:
+        kinds.append(lambda p: torch.optim.Adam(p, lr=1e-3, fused=True))
+    for views in (False, True):
+        compare(
+            lambda one, optimizer: train(one, optimizer, 20, strided_loss),
+            kinds,
+            lambda views=views: model(module=Strided(), gradient_as_bucket_view=views, bucket_cap_mb=0.0005),
+        )
 
 
 @check

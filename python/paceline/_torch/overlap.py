@@ -25,6 +25,37 @@ _live = weakref.WeakSet()
 _eager = getattr(torch, "_disable_dynamo", lambda function: function)
 
 
+def gradients_of(bucket):
+    """(parameter, view of its gradient) for all in a bucket.
+
+    A gradient lies in the bucket as its parameter lies in memory: DDP copies it there by these strides (a convolution's
+    weight may be channels_last). bucket.gradients() takes all of them for contiguous.
+    """
+    buffer, at = bucket.buffer(), bucket.buffer().storage_offset()
+    for parameter in bucket.parameters():
+        strides = parameter.stride() if _dense(parameter) else _contiguous_strides(parameter.shape)
+        yield parameter, buffer.as_strided(parameter.shape, strides, at)
+        at += parameter.numel()
+
+
+def _dense(tensor):
+    """Whether its elements fill a piece of memory, each once, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _contiguous_strides(shape):
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= max(size, 1)
+    return strides
+
+
 class Flight:
     """One bucket: its parameters with views of their gradients, and what is to become of them.
 
@@ -38,7 +69,7 @@ class Flight:
         self.index = bucket.index()
         self.buffer = bucket.buffer()
         self.layout = layout
-        self.gradients = list(zip(bucket.parameters(), bucket.gradients()))
+        self.gradients = list(gradients_of(bucket))
         self.operation = None
         self.arrived = False
         self.updates = []
