@@ -47,6 +47,7 @@ def command_of(model, args, out, until, first, skipped):
     rank += ["--rounds", str(args.rounds), "--until", f"{until:.1f}", "--ratio", str(args.ratio)]
     rank += ["--settings", json.dumps(args.settings), "--loaders", str(args.loaders)]
     rank += ["--smoke"] if args.smoke else []
+    rank += ["--profile", *args.profile] if args.profile else []
     return [*lab, "--", *rank, "--paths", *(p for p in args.paths if p not in skipped)]
 
 
@@ -92,7 +93,7 @@ def _failures(out, model):
 def table(results):
     """One line a model and path."""
     head = f"{'model':10} {'path':22}{'ms':>8}{'floor':>8}{'of it':>7}{'of none':>9}"
-    head += f"{'wire MB':>9}{'payload':>9}{'cores':>7}"
+    head += f"{'wire MB':>9}{'payload':>9}{'cores':>7}{'host ms':>9}"
     lines = []
     for result in results:
         none = result["paths"].get("none", {}).get("seconds")
@@ -110,7 +111,9 @@ def table(results):
             cells = f"{f['seconds'] * 1e3:8.1f}"
             cells += f"{floor * 1e3:8.1f}{f['seconds'] / floor:7.3f}" if floor else f"{'-':>8}{'-':>7}"
             cells += f"{none / f['seconds']:9.1%}" if none else f"{'-':>9}"
-            cells += f"{f.get('wire', 0) / 1e6:9.2f}{f.get('payload', 0) / 1e6:9.2f}{f['cores']:7.2f}"
+            cells += (
+                f"{f.get('wire', 0) / 1e6:9.2f}{f.get('payload', 0) / 1e6:9.2f}{f['cores']:7.2f}{f['host'] * 1e3:9.1f}"
+            )
             lines.append(f"{result['model']:10} {path:22}{cells}  ({len(f['rounds'])} rounds of {f['iterations']})")
         for path, why in result["failed"].items():
             lines.append(f"{result['model']:10} {path:22} failed: {why.strip().splitlines()[-1]}")
@@ -169,12 +172,18 @@ def arguments():
     parser.add_argument("--loaders", type=int, default=0, help="busy processes beside each rank, like data loaders")
     parser.add_argument("--threads", type=int, default=4, help="OMP_NUM_THREADS")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a PACELINE_* setting of ours")
+    parser.add_argument(
+        "--profile", nargs="+", default=[], metavar="PATH", help="write torch's trace of these paths to OUT, too"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench-gpu")
     parser.add_argument("--plan", action="store_true", help="print what would run and check the models; run nothing")
     parser.add_argument("--smoke", action="store_true", help="small models on CPUs")
     args = parser.parse_args()
     if "none" not in args.paths:
         parser.error("--paths: none (no communication) is what the others are compared with")
+    for path in args.profile:
+        if path not in args.paths:
+            parser.error(f"--profile: {path} is not among --paths ({', '.join(args.paths)})")
     sys.path.insert(0, str(HERE))
     known = ("resnet50", "vgg16", "gpt2", "bert", "untied", "resnet101", "inception")
     for model in args.models:

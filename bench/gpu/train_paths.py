@@ -110,7 +110,7 @@ def _do_not_wait(model):
     from paceline.errors import UnsupportedError
 
     with contextlib.suppress(UnsupportedError):  # keeps torch's own all-reduce
-        ddp.attachment_of(model).endpoint.steps.before_step = lambda optimizer: None
+        ddp.attachment_of(model).endpoint.steps.before_step = lambda *_, **__: None
 
 
 class ReadyTrace:

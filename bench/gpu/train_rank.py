@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -25,6 +26,8 @@ import paceline.torch  # noqa: F401
 #: Seconds that the iterations timed at a stretch should take, and the least of them.
 _STRETCH, _LEAST = 0.6, 3
 _WARM_UP = 5
+#: Iterations in a trace.
+_PROFILED = 4
 #: Seconds without an end of a stretch after which a path counts as hung.
 _HUNG = 60.0
 
@@ -61,6 +64,7 @@ class Variant:
         self.optimizer = train_paths.give_optimizer(path, workload.optimizer(model.module.parameters()), model)
         self.rounds = []
         self.iterations = 0
+        self.host = 0.0  # seconds until step() returns, from rest
 
     def step(self, device, half):
         self.optimizer.zero_grad(set_to_none=True)
@@ -208,15 +212,17 @@ class Bench:
         train_paths.release()
 
     def _choose_iterations(self, variant):
-        seconds = []
+        seconds, host = [], []
         for _ in range(3):
             self.barrier()
             started = time.perf_counter()
             variant.step(self.device, self.half)
+            host.append(time.perf_counter() - started)
             train_paths.settle(variant.optimizer)
             self.clock.settle()
             seconds.append(time.perf_counter() - started)
         took = self.largest(min(seconds))
+        variant.host = self.largest(min(host))
         variant.iterations = max(_LEAST, min(50, round(_STRETCH / took)))
         variant.expected = took * (variant.iterations + 1)
 
@@ -231,6 +237,29 @@ class Bench:
             done += 1
             self.summarise()
             self.write()
+
+    def profile(self):
+        """After the rounds: a trace of some iterations of each path asked for, as torch's profiler sees rank 0's GPU."""
+        for variant in self.variants:
+            if variant.path not in self.args.profile:
+                continue
+            self.doing(f"{variant.path}: profile")
+            variant.step(self.device, self.half)
+            self.barrier()
+            with self._profiler() if self.rank == 0 else contextlib.nullcontext() as profiler:
+                for _ in range(_PROFILED):
+                    variant.step(self.device, self.half)
+                train_paths.settle(variant.optimizer)
+                self.clock.settle()
+            if profiler is not None:
+                name = f"{self.args.out.stem}.{variant.path}.trace.json.gz"
+                profiler.export_chrome_trace(str(self.args.out.with_name(name)))
+            self.barrier()
+
+    def _profiler(self):
+        """Of the GPU alone where there is one: operators in the trace slow the host down, which then is what one sees."""
+        kind = torch.profiler.ProfilerActivity
+        return torch.profiler.profile(activities=[kind.CUDA if self.device.type == "cuda" else kind.CPU])
 
     def _time_for_a_round(self):
         enough = time.time() + sum(v.expected for v in self.variants) < self.args.until
@@ -282,6 +311,7 @@ class Bench:
             median = {key: statistics.median(r[key] for r in variant.rounds) for key in variant.rounds[0]}
             median["rounds"] = [r["seconds"] for r in variant.rounds]
             median["iterations"] = variant.iterations
+            median["host"] = variant.host
             self.result["paths"][variant.path] = median
         compute = self.result["paths"].get("none", {}).get("seconds")
         for path, figures in self.result["paths"].items():
@@ -354,6 +384,7 @@ def main():
     parser.add_argument("--ratio", type=float, default=0.01)
     parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--profile", nargs="*", default=[])
     parser.add_argument("--settings", type=json.loads, default={}, help="PACELINE_* variables of our paths")
     args = parser.parse_args()
     os.environ["NCCL_HOSTID"] = f"node{int(os.environ['RANK']) // int(os.environ.get('PACELINE_LAB_SLOTS', '1'))}"
@@ -364,6 +395,7 @@ def main():
         bench.prepare()
         bench.doing("rounds: measuring")
         bench.measure()
+        bench.profile()
     except Exception:
         bench.fail(traceback.format_exc())
     bench.doing("end")

@@ -1,5 +1,6 @@
 """The training benchmark for GPUs, where there is none: its floor, its plan, and all of it, small, on CPUs."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -58,7 +59,7 @@ def test_plan_names_models_paths_and_the_first_command():
 
 
 def test_mistakes_are_named():
-    for wrong in (["--models", "resnet5"], ["--paths", "ddp"], ["--set", "PACELINE_LANES"]):
+    for wrong in (["--models", "resnet5"], ["--paths", "ddp"], ["--set", "PACELINE_LANES"], ["--profile", "fp17"]):
         done = run("--plan", *wrong)
         assert done.returncode == 2 and wrong[0] in done.stderr, done.stderr
 
@@ -67,7 +68,7 @@ def test_mistakes_are_named():
 def test_small_on_cpus(tmp_path):
     done = run(
         *("--smoke", "--slots", "1", "--rate", "1gbit", "--models", "bert", "--paths", "none", "ddp", "fp16"),
-        *("--rounds", "2", "--limit", "90", "--out", str(tmp_path)),
+        *("--rounds", "2", "--limit", "90", "--out", str(tmp_path), "--profile", "fp16"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "train.json").read_text())["models"][0]
@@ -82,3 +83,8 @@ def test_small_on_cpus(tmp_path):
     assert paths["none"]["wire"] < 0.1 * paths["ddp"]["wire"]
     assert paths["fp16"]["floor"] >= paths["none"]["seconds"]
     assert "fp16" in (tmp_path / "train.txt").read_text()
+    with gzip.open(tmp_path / "bert.fp16.trace.json.gz") as trace:
+        assert any(
+            "all_reduce" in str(event.get("name")) or "mm" in str(event.get("name"))
+            for event in json.load(trace)["traceEvents"]
+        )
