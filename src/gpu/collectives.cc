@@ -188,12 +188,14 @@ Status Path::enqueue_moved_in(Job& job, size_t index) {
   const auto& plan = *o.plan;
   const auto& piece = plan.pieces[index];
   auto& lane = lanes_[static_cast<size_t>(piece.lane)];
-  PACELINE_CUDA_CALL(api_, stream_wait_event, lane.in, job.copied[index], 0);
   ++lane.in_issued;  // the pump counts pieces that nobody sends here too
   const bool gathers = plan.request.kind == PathKind::kAllGather;
-  if (!gathers && plan.sends(shape_.node)) return Status::ok();
-  PACELINE_CUDA_CALL(api_, stream_wait_value32, lane.in, Flags::address(flags_.in(piece.lane)),
-                     lane.in_issued, cu::kWaitValueGeq);
+  if (!gathers && plan.sends(shape_.node)) {
+    PACELINE_CUDA_CALL(api_, stream_wait_event, lane.in, job.copied[index], 0);
+    return Status::ok();
+  }
+  PACELINE_RETURN_IF_ERROR(
+      await(lane.in, flags_.in(piece.lane), lane.in_issued, job.copied[index]));
   const uint64_t block = block_bytes(*job.collective);
   for (int n = 0; n < shape_.nodes; ++n) {
     if (n == shape_.node || !plan.sends(n)) continue;

@@ -193,6 +193,8 @@ Status Path::make_streams() {
   PACELINE_ASSIGN(out_, objects_.stream());
   PACELINE_ASSIGN(copy_, objects_.stream());
   PACELINE_ASSIGN(gather_, objects_.stream());
+  PACELINE_ASSIGN(watch_, objects_.stream());
+  PACELINE_ASSIGN(passed_, objects_.event());
   PACELINE_ASSIGN(caller_, objects_.event());
   lanes_.resize(static_cast<size_t>(options_.lanes) + 1);
   lanes_.back().in = gather_;

@@ -18,11 +18,26 @@ Status Path::enqueue(Job& job, cu::Stream caller) {
   PACELINE_CUDA_CALL(api_, event_record, caller_, caller);
   PACELINE_CUDA_CALL(api_, stream_wait_event, out_, caller_, 0);
   PACELINE_RETURN_IF_ERROR(enqueue_out(job));
-  for (size_t i = 0; i < plan.pieces.size(); ++i)
-    PACELINE_RETURN_IF_ERROR(plan.reports() ? enqueue_in(job, i) : enqueue_moved_in(job, i));
-  for (size_t i = 0; i < plan.pieces.size() && plan.hops == 2; ++i)
-    PACELINE_RETURN_IF_ERROR(enqueue_back(job, i));
+  // Flags are waited for in the order in which they will be set, more or less: sums come back as later pieces come in.
+  const size_t ahead = plan.hops == 2 ? lanes_.size() : 0;
+  for (size_t i = 0; i < plan.pieces.size() + ahead; ++i) {
+    if (i < plan.pieces.size())
+      PACELINE_RETURN_IF_ERROR(plan.reports() ? enqueue_in(job, i) : enqueue_moved_in(job, i));
+    if (plan.hops == 2 && i >= ahead) PACELINE_RETURN_IF_ERROR(enqueue_back(job, i - ahead));
+  }
   return enqueue_end(job);
+}
+
+/// `stream` goes on once `flag` has reached `value` (and `after` has happened). One stream waits for all flags, the others
+/// for events behind it: a GPU that polls for two values at once starts every kernel of every stream about 1.3 µs later, one
+/// that polls for eight 3.8 µs (H200), and waits for events cost nothing.
+Status Path::await(cu::Stream stream, const uint32_t* flag, uint32_t value, cu::Event after) {
+  if (after != nullptr) PACELINE_CUDA_CALL(api_, stream_wait_event, watch_, after, 0);
+  PACELINE_CUDA_CALL(api_, stream_wait_value32, watch_, Flags::address(flag), value,
+                     cu::kWaitValueGeq);
+  PACELINE_CUDA_CALL(api_, event_record, passed_, watch_);
+  PACELINE_CUDA_CALL(api_, stream_wait_event, stream, passed_, 0);
+  return Status::ok();
 }
 
 // --- The way out ------------------------------------------------------------------------------------------------
@@ -37,8 +52,7 @@ Status Path::enqueue_out(Job& job) {
   else if (shape_.local_size > 1)
     PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
   if (o.tenant > pump_->retired())
-    PACELINE_CUDA_CALL(api_, stream_wait_value32, copy_, Flags::address(flags_.retired()),
-                       static_cast<uint32_t>(o.tenant), cu::kWaitValueGeq);
+    PACELINE_RETURN_IF_ERROR(await(copy_, flags_.retired(), static_cast<uint32_t>(o.tenant)));
   for (size_t i = 0; i < plan.pieces.size(); ++i)
     PACELINE_RETURN_IF_ERROR(plan.reports() ? enqueue_piece_out(job, i)
                                             : enqueue_moved_out(job, i));
@@ -253,9 +267,8 @@ Status Path::enqueue_in(Job& job, size_t index) {
   // The host makes the order between this piece's copy out and what the other nodes send; CUDA is told of it too. It also
   // keeps the lane from reading this rank's own encoding too early. (An event that a later piece has used again, in very
   // long operations, only waits for more of the way out, which never waits for the way in.)
-  PACELINE_CUDA_CALL(api_, stream_wait_event, lane.in, job.copied[index], 0);
-  PACELINE_CUDA_CALL(api_, stream_wait_value32, lane.in, Flags::address(flags_.in(piece.lane)),
-                     ++lane.in_issued, cu::kWaitValueGeq);
+  PACELINE_RETURN_IF_ERROR(
+      await(lane.in, flags_.in(piece.lane), ++lane.in_issued, job.copied[index]));
   const Span part = plan.part(piece, shape_.node);
   if (part.elements > 0) {
     const auto nodes = static_cast<uint64_t>(shape_.nodes);
@@ -307,9 +320,8 @@ Status Path::enqueue_back(Job& job, size_t index) {
   const auto& plan = *o.plan;
   const auto& piece = plan.pieces[index];
   auto& lane = lanes_[static_cast<size_t>(piece.lane)];
-  // All of the operation's sums were enqueued before: the last of this lane is lane.back_issued.
-  PACELINE_CUDA_CALL(api_, stream_wait_value32, lane.back, Flags::address(flags_.back(piece.lane)),
-                     ++job.back_waited[static_cast<size_t>(piece.lane)], cu::kWaitValueGeq);
+  PACELINE_RETURN_IF_ERROR(await(lane.back, flags_.back(piece.lane),
+                                 ++job.back_waited[static_cast<size_t>(piece.lane)]));
   PACELINE_CUDA_CALL(api_, memcpy_htod_async, lane.back_slots, o.host + piece.back_offset,
                      static_cast<uint64_t>(shape_.nodes) * piece.slot_bytes, lane.back);
   for (int n = 0; n < shape_.nodes; ++n) {
@@ -335,8 +347,7 @@ Status Path::enqueue_end(Job& job) {
   PACELINE_CUDA_CALL(api_, stream_write_value32, gather_, Flags::address(flags_.done()),
                      static_cast<uint32_t>(o.sequence), 0);
   if (o.meets)
-    PACELINE_CUDA_CALL(api_, stream_wait_value32, gather_, Flags::address(flags_.met()),
-                       static_cast<uint32_t>(o.sequence), cu::kWaitValueGeq);
+    PACELINE_RETURN_IF_ERROR(await(gather_, flags_.met(), static_cast<uint32_t>(o.sequence)));
   if (job.collective != nullptr)
     PACELINE_RETURN_IF_ERROR(enqueue_spread(job));
   else if (shape_.local_size > 1)

@@ -4,11 +4,12 @@
 //
 //   out    after the caller's stream: reduce-scatter in the node; per piece: encode into a slot of a small ring
 //   copy   per piece: encoding → pinned memory, then the out flag
-//   lane   per piece: wait for the in flag; pinned memory → device; combine (two hops: encode the sum, copy it out,
+//   watch  waits for every flag that the host sets, one after the other; the streams that go on then wait for events
+//   lane   per piece: after the in flag; pinned memory → device; combine (two hops: encode the sum, copy it out,
 //          the sums flag). An operation of one piece does without: the gather stream is its lane, and the out stream
 //          copies too where nothing else is on its way out.
-//   back   two hops, per piece: wait for the back flag; pinned memory → device; decode
-//   gather after all lanes: the done flag; wait until the node's other ranks have theirs (the met flag), for NCCL's
+//   back   two hops, per piece: after the back flag; pinned memory → device; decode
+//   gather after all lanes: the done flag; after the node's other ranks have theirs (the met flag), for NCCL's
 //          kernels hold thread blocks while they wait for each other; all-gather in the node, the operation's event
 //
 // Reduce-scatter, all-gather and broadcast (collectives.cc) are walks over the same streams that leave steps out.
@@ -187,6 +188,7 @@ class Path {
 
   // enqueue.cc
   Status enqueue(Job& job, cu::Stream caller);
+  Status await(cu::Stream stream, const uint32_t* flag, uint32_t value, cu::Event after = nullptr);
   Status enqueue_out(Job& job);
   Status enqueue_piece_out(Job& job, size_t index);
   Status enqueue_report(Job& job);
@@ -270,8 +272,8 @@ class Path {
   std::unique_ptr<Residuals> residuals_;      ///< of what this rank encodes of its own
   std::unique_ptr<Residuals> sum_residuals_;  ///< two hops: of the sums
 
-  cu::Stream out_ = nullptr, copy_ = nullptr, gather_ = nullptr;
-  cu::Event caller_ = nullptr, all_out_ = nullptr, all_copied_ = nullptr, committed_ = nullptr;
+  cu::Stream out_ = nullptr, copy_ = nullptr, gather_ = nullptr, watch_ = nullptr;
+  cu::Event passed_ = nullptr, caller_ = nullptr, all_out_ = nullptr, all_copied_ = nullptr, committed_ = nullptr;
   std::vector<cu::Event> copied_;  ///< ring: a piece is in pinned memory
   size_t next_copied_ = 0;
   std::vector<OutSlot> out_slots_;

@@ -31,7 +31,11 @@ StreamTag* ContextTag::add_stream() {
 void ContextTag::enqueue(mock::Item item) {
   std::lock_guard lock(mutex);
   ++item.stream->enqueued;
-  if (item.waits_for_value) ++counts.pending_waits;
+  if (item.waits_for_value) {
+    ++counts.pending_waits;
+    if (item.stream->pending_waits++ == 0) ++counts.streams_in_wait;
+    counts.most_streams_in_wait = std::max(counts.most_streams_in_wait, counts.streams_in_wait);
+  }
   queues[item.stream->queue].push_back(std::move(item));
   changed.notify_all();
 }
@@ -69,7 +73,10 @@ void ContextTag::work() {
     mock::Item item = std::move(queues[q].front());
     queues[q].pop_front();
     if (item.finish) item.finish();
-    if (item.waits_for_value) --counts.pending_waits;
+    if (item.waits_for_value) {
+      --counts.pending_waits;
+      if (--item.stream->pending_waits == 0) --counts.streams_in_wait;
+    }
     ++item.stream->completed;
     changed.notify_all();
   }

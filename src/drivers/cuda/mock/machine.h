@@ -87,6 +87,7 @@ class Machine {
     uint64_t allocations = 0;  ///< calls that took or gave back memory, modules, streams, events
     uint64_t allocations_in_wait = 0;  ///< of these, while a wait for a value was pending
     uint64_t pending_waits = 0;
+    uint64_t streams_in_wait = 0, most_streams_in_wait = 0;  ///< that have waits for a value
     uint64_t objects = 0;  ///< streams, events and modules that exist
   };
   [[nodiscard]] Counts counts(int device) const;

@@ -40,9 +40,15 @@ TEST_F(OnDevice, AStreamWaitsForAValueThatTheHostWrites) {
   std::this_thread::sleep_for(std::chrono::milliseconds(2));
   EXPECT_EQ(api->stream_query(a), kNotReady);
   EXPECT_EQ(api->stream_query(b), 0);
+  EXPECT_EQ(machine->counts(0).most_streams_in_wait, 1U);
+  ASSERT_EQ(api->stream_wait_value32(b, address(), 3, kWaitValueGeq), 0);
+  EXPECT_EQ(machine->counts(0).streams_in_wait, 2U);
   set(4);
   EXPECT_EQ(api->stream_synchronize(a), 0);
+  EXPECT_EQ(api->stream_synchronize(b), 0);
   EXPECT_EQ(machine->counts(0).pending_waits, 0U);
+  EXPECT_EQ(machine->counts(0).streams_in_wait, 0U);
+  EXPECT_EQ(machine->counts(0).most_streams_in_wait, 2U);
 }
 
 TEST_F(OnDevice, ValuesCompareAcrossTheirWrap) {

@@ -19,6 +19,7 @@ struct StreamTag {
   ContextTag* device = nullptr;
   size_t queue = 0;
   uint64_t enqueued = 0, completed = 0;  // under the device's mutex
+  uint64_t pending_waits = 0;            // for values
 };
 
 struct EventTag {
