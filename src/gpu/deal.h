@@ -20,9 +20,8 @@ inline constexpr uint64_t kLeastSlice = 256U << 10;
 inline constexpr uint64_t kSliceAlign = 256;
 
 /// Where nobody asked for a number, with so many ranks of the job and cores on the node. One thread copies some 16 Gb/s
-/// each way: a rank that has a node's link to itself takes a second one if there are cores for it; several ranks of a
-/// node have a thread each already.
-inline int fitting_wires(int ranks, int cores) { return ranks == 1 && cores >= 4 ? 2 : 1; }
+/// each way while nothing else happens, and less beside a training step: a second one, if there are cores for it.
+inline int fitting_wires(int ranks, int cores) { return cores >= 4 * ranks ? 2 : 1; }
 
 struct Slice {
   int wire = 0;

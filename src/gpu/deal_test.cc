@@ -47,11 +47,13 @@ TEST(Deal, LongAndShortMessagesLoadAllWiresAlike) {
   }
 }
 
-TEST(Deal, AThreadMoreWhereANodesLinkAndCoresAreOnesOwn) {
+TEST(Deal, AThreadMoreWhereEachRankHasFourCores) {
   EXPECT_EQ(fitting_wires(1, 3), 1);
   EXPECT_EQ(fitting_wires(1, 4), 2);
   EXPECT_EQ(fitting_wires(1, 192), 2);
-  EXPECT_EQ(fitting_wires(2, 192), 1);
+  EXPECT_EQ(fitting_wires(2, 7), 1);
+  EXPECT_EQ(fitting_wires(2, 8), 2);
+  EXPECT_EQ(fitting_wires(8, 192), 2);
 }
 
 }  // namespace
