@@ -227,13 +227,12 @@ Status Path::make_slots() {
   PathRequest widest;
   widest.shape = shape_;
   widest.piece_bytes = options_.piece_bytes;
-  const uint64_t elements = piece_elements(widest);
   const auto nodes = static_cast<uint64_t>(shape_.nodes);
-  // Exact float32 is the widest; the parts of two hops are rounded up, each.
-  slot_bytes_ = elements * sizeof(float) + nodes * (kPartGranule * sizeof(float) + 2 * kHostAlign);
-  // Each operation names its ratio and types: the most that one takes.
-  widest.format = {WireCodec::kTopK, DType::kFloat16, 1.0, false};
-  out_state_bytes_ = device::cuda::state_bytes(widest.format, piece_elements(widest));
+  // The parts of two hops are rounded up, each. (The least piece is longer than piece_bytes may be.)
+  slot_bytes_ = std::max(options_.piece_bytes, kPieceGranule * sizeof(float)) * 17 / 16 +
+                2 * kPieceGranule + nodes * (kPartGranule * sizeof(float) + 2 * kHostAlign);
+  slot_bytes_ = (slot_bytes_ + kHostAlign - 1) / kHostAlign * kHostAlign;
+  out_state_bytes_ = most_selection_bytes(widest);
   out_slots_.resize(kOutSlots);
   for (auto& s : out_slots_) {
     PACELINE_ASSIGN(s.memory, objects_.memory(slot_bytes_, "encodings on their way out"));

@@ -144,6 +144,19 @@ const char* codec_name(WireCodec codec) {
   return "unknown";
 }
 
+namespace {
+
+/// Bytes of the encoding per element, of large pieces.
+double density(const device::cuda::WireFormat& format) {
+  constexpr uint64_t kMany = 1U << 22;
+  return static_cast<double>(device::cuda::encoded_bytes(format, kMany)) / kMany;
+}
+
+}  // namespace
+
+// Pieces are alike in what they cost on the wire, not in gradient: every piece takes some twenty calls of the driver, which
+// small encodings do not repay. Never more than kMostGradient times as much gradient: it all has to be ready and encoded
+// before the piece can leave.
 uint64_t piece_elements(const PathRequest& q) {
   const auto nodes = static_cast<uint64_t>(q.shape.nodes);
   const auto whole = [](uint64_t n, uint64_t granule) {
@@ -151,8 +164,28 @@ uint64_t piece_elements(const PathRequest& q) {
   };
   if (q.kind == PathKind::kBroadcast) return whole(q.piece_bytes, kPieceGranule);
   if (q.kind == PathKind::kAllGather) return whole(2 * q.piece_bytes / nodes, kPieceGranule);
-  const uint64_t n = whole(q.piece_bytes / dtype_size(q.format.dtype), kPieceGranule);
+  const double least = static_cast<double>(dtype_size(q.format.dtype)) / kMostGradient;
+  const double each = std::max(density(q.format), least);
+  const uint64_t n =
+      whole(static_cast<uint64_t>(static_cast<double>(q.piece_bytes) / each), kPieceGranule);
   return q.kind == PathKind::kReduceScatter ? whole(n / nodes, kPartGranule) : n;
+}
+
+uint64_t most_selection_bytes(PathRequest q) {
+  uint64_t most = 0;
+  q.kind = PathKind::kAllReduce;
+  q.format.codec = WireCodec::kTopK;
+  for (const auto dtype : {DType::kFloat32, DType::kFloat16}) {
+    for (const bool fp16_values : {false, true}) {
+      for (double ratio = 1; ratio > 1e-6; ratio *= 0.98) {
+        q.format.dtype = dtype;
+        q.format.fp16_values = fp16_values;
+        q.format.ratio = ratio;
+        most = std::max(most, device::cuda::state_bytes(q.format, piece_elements(q)));
+      }
+    }
+  }
+  return most + most / 8;  // ratios between those that were looked at
 }
 
 Span PathPlan::part(const PathPiece& piece, int node) const {

@@ -43,7 +43,7 @@ struct PathRequest {
   /// All-reduce: elements of the buffer. Reduce-scatter: of a rank's block. All-gather, broadcast: bytes of a rank's
   /// block, of the buffer.
   uint64_t count = 0;
-  uint64_t piece_bytes = 4U << 20;  ///< of the gradient
+  uint64_t piece_bytes = 4U << 20;  ///< of the encoding, more or less
   int lanes = 1;
   PathKind kind = PathKind::kAllReduce;
   int root_node = 0, root_local_rank = 0;  ///< broadcast
@@ -124,6 +124,8 @@ inline constexpr uint64_t kHostAlign = 256;
 inline constexpr uint64_t kPieceGranule = 4096;
 /// Parts too; a multiple of what int8's blocks and 16-byte loads need.
 inline constexpr uint64_t kPartGranule = 512;
+/// A piece holds at most so many times piece_bytes of gradient.
+inline constexpr double kMostGradient = 4;
 
 /// kUnsupported: one node (NCCL alone is best there); kInvalidArgument: a value out of its range.
 Result<PathPlan> build_path(const PathRequest& request);
@@ -131,6 +133,8 @@ Result<PathPlan> build_path(const PathRequest& request);
 /// Elements (bytes of what only moves) of the largest piece. What a reduce-scatter encodes for all nodes has room where
 /// an all-reduce's piece has.
 uint64_t piece_elements(const PathRequest& request);
+/// The most scratch that top-k takes for a piece, whatever its ratio and types.
+uint64_t most_selection_bytes(PathRequest request);
 const char* kind_name(PathKind kind);
 const char* codec_name(device::cuda::WireCodec codec);
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <random>
 
 namespace paceline::gpu {
@@ -26,12 +27,12 @@ TEST(PathPlan, TwoNodesExchangeInOneHop) {
   EXPECT_EQ(plan->shard, 5'000'000U);
   EXPECT_EQ(plan->tail, (Span{10'000'000, 1}));
   EXPECT_EQ(plan->own, (Span{0, 5'000'000}));
-  ASSERT_EQ(plan->pieces.size(), 5U);
-  EXPECT_EQ(plan->pieces[0].span, (Span{0, 1 << 20}));
+  ASSERT_EQ(plan->pieces.size(), 3U);
+  EXPECT_EQ(plan->pieces[0].span, (Span{0, 2 << 20}));
   EXPECT_EQ(plan->wire_bytes, 10'000'000U);
   EXPECT_EQ(plan->node_bytes, 20'000'016U);  // the tail's rank rounds to 16 bytes
   EXPECT_EQ(plan->summary(),
-            "2 nodes × 2: NCCL in the node, fp16 in one hop between nodes, 5 pieces over 1 lane; "
+            "2 nodes × 2: NCCL in the node, fp16 in one hop between nodes, 3 pieces over 1 lane; "
             "20.00 MB out of each node");
 }
 
@@ -68,6 +69,31 @@ TEST(PathPlan, RefusalsSayWhy) {
   q = request(2, 1, 0, 0, 8);
   q.lanes = 0;
   EXPECT_EQ(build_path(q).status().code(), Code::kInvalidArgument);
+}
+
+// Slots are sized by this; see Path::make_slots().
+TEST(PathPlan, PiecesAreAlikeInWhatTheySend) {
+  std::mt19937_64 random(4);
+  auto q = request(2, 2, 0, 0, 1);
+  for (int round = 0; round < 300; ++round) {
+    q.format.codec = static_cast<WireCodec>(random() % 5);
+    q.format.dtype = std::array{DType::kFloat32, DType::kFloat16, DType::kBFloat16}[random() % 3];
+    q.format.ratio = std::pow(10, -6 + 5.7 * static_cast<double>(random() % 1000) / 999);
+    q.format.fp16_values = random() % 2 == 0;
+    q.piece_bytes = 4096ULL << (random() % 14);
+    const uint64_t elements = piece_elements(q);
+    const uint64_t bytes = device::cuda::encoded_bytes(q.format, elements);
+    ASSERT_LE(bytes,
+              std::max(q.piece_bytes, kPieceGranule * sizeof(float)) * 17 / 16 + 2 * kPieceGranule)
+        << q.format.ratio;
+    ASSERT_LE(elements * dtype_size(q.format.dtype),
+              std::max(kMostGradient * static_cast<double>(q.piece_bytes),
+                       static_cast<double>(kPieceGranule * sizeof(float))));
+    ASSERT_LE(device::cuda::state_bytes(q.format, elements), most_selection_bytes(q));
+    if (q.piece_bytes >= 1U << 20 && q.format.codec != WireCodec::kTopK) {
+      ASSERT_GE(bytes, q.piece_bytes * 15 / 16);
+    }
+  }
 }
 
 /// What must hold for every request, tried on random ones.
