@@ -239,7 +239,7 @@ class Bench:
             self.write()
 
     def profile(self):
-        """After the rounds: a trace of some iterations of each path asked for, as torch's profiler sees rank 0's GPU."""
+        """After the rounds: some iterations of each path asked for, as torch's profiler sees them on rank 0."""
         for variant in self.variants:
             if variant.path not in self.args.profile:
                 continue
@@ -257,7 +257,7 @@ class Bench:
             self.barrier()
 
     def _profiler(self):
-        """Of the GPU alone where there is one: operators in the trace slow the host down, which then is what one sees."""
+        """Of the GPU alone where there is one: to note operators slows the host down, and then that is what shows."""
         kind = torch.profiler.ProfilerActivity
         return torch.profiler.profile(activities=[kind.CUDA if self.device.type == "cuda" else kind.CPU])
 

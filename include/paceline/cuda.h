@@ -99,7 +99,8 @@ PACELINE_API paceline_code paceline_cuda_collective(paceline_cuda* cuda,
 PACELINE_API paceline_code paceline_cuda_scratch(const paceline_cuda* cuda,
                                                  const paceline_cuda_collective_args* args,
                                                  uint64_t* bytes);
-/* Makes `stream` wait (on the device) for the operation. */
+/* Makes `stream` wait (on the device) for the operation and all before it. Of many that are under way the host waits for
+ * all but the last ones first. */
 PACELINE_API paceline_code paceline_cuda_join(paceline_cuda* cuda, paceline_op op, void* stream);
 /* Blocks the host until everything submitted has come over the network, or has failed: called before an optimizer's
  * step, it keeps a fault from changing parameters. finite: 0 when any rank saw an Inf or NaN. */

@@ -249,7 +249,7 @@ class CudaCommunicator:
         return size.value
 
     def join(self, op, stream):
-        """`stream` waits, on the device, for the operation."""
+        """`stream` waits, on the device, for the operation and all before it."""
         self._check(self._library.paceline_cuda_join(self._open(), op, stream))
 
     def wait_arrival(self, timeout=0.0):

@@ -57,6 +57,7 @@ struct ClusterOptions {
   cu::mock::Options machine;
   double timeout_s = 20;
   int wires = default_wires();  ///< threads on the wire; messages are cut into short slices
+  std::optional<bool> ahead;    ///< PathOptions::ahead; unset: where streams share hardware queues
 };
 
 /// A loopback channel that its network may outlive.
@@ -118,6 +119,8 @@ class Cluster {
     options.device = r;
     if (options.wire_threads == 0) options.wire_threads = options_.wires;
     options.least_slice = kMostWires * kSliceAlign;
+    if (!options.ahead)
+      options.ahead = options_.ahead.value_or(options_.machine.hardware_queues != 0);
     return Path::create(drivers(), comm(r), options);
   }
 

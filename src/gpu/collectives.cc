@@ -147,7 +147,7 @@ Status Path::enqueue_begin(Job& job) {
   if (c.kind != PathKind::kReduceScatter)
     PACELINE_CUDA_CALL(api_, stream_wait_event, copy_, caller_, 0);
   // What was copied on the out stream has its flag first.
-  if (c.kind != PathKind::kReduceScatter && beside_ != nullptr &&
+  if (c.kind != PathKind::kReduceScatter && beside_ != nullptr && copy_ != out_ &&
       !reached(Flags::load(flags_.out()), beside_flag_))
     PACELINE_CUDA_CALL(api_, stream_wait_event, copy_, beside_, 0);
   if (!job.first || block == 0) return Status::ok();
@@ -179,7 +179,8 @@ Status Path::enqueue_moved_out(Job& job, size_t index) {
                      job.source + piece.span.first, piece.span.elements, copy_);
   PACELINE_CUDA_CALL(api_, stream_write_value32, copy_, Flags::address(flags_.out()), ++out_issued_,
                      0);
-  PACELINE_CUDA_CALL(api_, event_record, job.copied[index], copy_);
+  job.out_flags[index] = out_issued_;
+  if (copy_ != out_) PACELINE_CUDA_CALL(api_, event_record, job.copied[index], copy_);
   return Status::ok();
 }
 
@@ -191,11 +192,11 @@ Status Path::enqueue_moved_in(Job& job, size_t index) {
   ++lane.in_issued;  // the pump counts pieces that nobody sends here too
   const bool gathers = plan.request.kind == PathKind::kAllGather;
   if (!gathers && plan.sends(shape_.node)) {
-    PACELINE_CUDA_CALL(api_, stream_wait_event, lane.in, job.copied[index], 0);
+    if (!launches_later())
+      PACELINE_CUDA_CALL(api_, stream_wait_event, lane.in, job.copied[index], 0);
     return Status::ok();
   }
-  PACELINE_RETURN_IF_ERROR(
-      await(lane.in, flags_.in(piece.lane), lane.in_issued, job.copied[index]));
+  PACELINE_RETURN_IF_ERROR(await_piece(job, index, lane));
   const uint64_t block = block_bytes(*job.collective);
   for (int n = 0; n < shape_.nodes; ++n) {
     if (n == shape_.node || !plan.sends(n)) continue;

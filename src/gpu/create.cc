@@ -27,6 +27,8 @@ constexpr size_t kEnds = 256;       // operations that can be joined each by its
 constexpr size_t kPieceEvents = 128;
 constexpr double kDrainSeconds = 60;
 constexpr uint32_t kWarmTag = 1000;
+constexpr int kFewQueues = 8;
+constexpr double kHaltSeconds = 1;
 
 double number(const char* name, double otherwise) {
   const auto text = setting(name);
@@ -191,7 +193,11 @@ Status Path::open_device() {
 
 Status Path::make_streams() {
   PACELINE_ASSIGN(out_, objects_.stream());
-  PACELINE_ASSIGN(copy_, objects_.stream());
+  if (ahead()) {
+    PACELINE_ASSIGN(copy_, objects_.stream());
+  } else {
+    copy_ = out_;
+  }
   PACELINE_ASSIGN(gather_, objects_.stream());
   PACELINE_ASSIGN(watch_, objects_.stream());
   PACELINE_ASSIGN(passed_, objects_.event());
@@ -218,9 +224,21 @@ Status Path::make_streams() {
   for (auto& e : ends_) {
     PACELINE_ASSIGN(e, objects_.event());
   }
+  outs_.resize(ahead() ? 0 : kEnds);
+  for (auto& e : outs_) {
+    PACELINE_ASSIGN(e, objects_.event());
+  }
   residuals_ = std::make_unique<Residuals>(api_, out_);
   sum_residuals_ = std::make_unique<Residuals>(api_, gather_);
   return Status::ok();
+}
+
+/// Whether the way in is enqueued with the way out: where streams share few hardware queues, what waits in one of them
+/// would hold up what it waits for.
+bool Path::ahead() const {
+  if (options_.ahead) return *options_.ahead;
+  const char* text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  return text != nullptr && std::atoi(text) < kFewQueues;
 }
 
 Status Path::make_slots() {
@@ -250,7 +268,7 @@ Status Path::make_slots() {
   const size_t bytes = Flags::bytes(lanes);
   PACELINE_ASSIGN(auto* memory, objects_.pinned(bytes, "flags"));
   std::memset(memory, 0, bytes);
-  flags_ = Flags(memory, lanes);
+  flags_ = Flags(memory);
   return Status::ok();
 }
 
@@ -391,7 +409,11 @@ void Path::start() {
   o.node_group = node_group_;
   o.peers = peers_;
   o.check = [this] { return check_gpu(); };
-  o.tell = [this](const Status& why) { tell(why); };
+  o.tell = [this](const Status& why) {
+    tell(why);
+    // Who hears of the failure may free what the launcher would still write to.
+    if (launcher_) launcher_->halt(kHaltSeconds);
+  };
   o.failed = [this](const Status&) {
     if (node_) node_->abort();
   };
@@ -403,6 +425,13 @@ void Path::start() {
     api_.thread_exchange_stream_capture_mode(&mode);
   };
   o.least_slice = options_.least_slice;
+  o.launches_later = !ahead();
+  if (!ahead()) {
+    Launcher::Options l;
+    l.enter = o.enter;
+    l.failed = [this](const Status& why) { pump_->fail(why); };
+    launcher_ = std::make_unique<Launcher>(std::move(l));
+  }
   pump_ = std::make_unique<Pump>(wires(), std::move(o));
   PathRequest q;
   q.shape = shape_;

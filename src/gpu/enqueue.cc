@@ -14,10 +14,18 @@ cu::DevicePtr element(const PathPlan& plan, uint64_t data, uint64_t index) {
 }  // namespace
 
 Status Path::enqueue(Job& job, cu::Stream caller) {
-  const auto& plan = *job.operation->plan;
   PACELINE_CUDA_CALL(api_, event_record, caller_, caller);
   PACELINE_CUDA_CALL(api_, stream_wait_event, out_, caller_, 0);
   PACELINE_RETURN_IF_ERROR(enqueue_out(job));
+  out_after_[job.sequence % out_after_.size()] = out_issued_;
+  if (!launches_later()) return enqueue_way_in(job);
+  launch_later(job);
+  return Status::ok();
+}
+
+Status Path::enqueue_way_in(Job& job) {
+  const auto& plan = *job.operation->plan;
+  for (auto& lane : lanes_) job.back_waited.push_back(lane.back_issued);
   // Flags are waited for in the order in which they will be set, more or less: sums come back as later pieces come in.
   const size_t ahead = plan.hops == 2 ? lanes_.size() : 0;
   for (size_t i = 0; i < plan.pieces.size() + ahead; ++i) {
@@ -32,6 +40,25 @@ Status Path::enqueue(Job& job, cu::Stream caller) {
 /// for events behind it: a GPU that polls for two values at once starts every kernel of every stream about 1.3 µs later, one
 /// that polls for eight 3.8 µs (H200), and waits for events cost nothing.
 Status Path::await(cu::Stream stream, const uint32_t* flag, uint32_t value, cu::Event after) {
+  if (launches_later()) {
+    PACELINE_ASSIGN(const bool there, launcher_->wait_for(flag, value));
+    if (there) return Status::ok();
+  }
+  return await_on_device(stream, flag, value, after);
+}
+
+/// The piece has come; and this rank's own encoding, which is copied to where theirs come in, has been. The host makes the
+/// order between the copy out and what the other nodes send; CUDA is told of it too. (An event that a later piece has used
+/// again, in very long operations, only waits for more of the way out, which never waits for the way in.)
+Status Path::await_piece(const Job& job, size_t index, Lane& lane) {
+  const auto& piece = job.operation->plan->pieces[index];
+  if (launches_later())
+    PACELINE_RETURN_IF_ERROR(await(lane.in, flags_.out(), job.out_flags[index]));
+  return await(lane.in, flags_.in(piece.lane), lane.in_issued, job.copied[index]);
+}
+
+Status Path::await_on_device(cu::Stream stream, const uint32_t* flag, uint32_t value,
+                             cu::Event after) {
   if (after != nullptr) PACELINE_CUDA_CALL(api_, stream_wait_event, watch_, after, 0);
   PACELINE_CUDA_CALL(api_, stream_wait_value32, watch_, Flags::address(flag), value,
                      cu::kWaitValueGeq);
@@ -51,8 +78,13 @@ Status Path::enqueue_out(Job& job) {
     PACELINE_RETURN_IF_ERROR(enqueue_begin(job));
   else if (shape_.local_size > 1)
     PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
-  if (o.tenant > pump_->retired())
-    PACELINE_RETURN_IF_ERROR(await(copy_, flags_.retired(), static_cast<uint32_t>(o.tenant)));
+  // Not through the watch stream where the launcher has it: this wait ends with what that one puts there later.
+  if (o.tenant > pump_->retired() && launches_later())
+    PACELINE_CUDA_CALL(api_, stream_wait_value32, copy_, Flags::address(flags_.retired()),
+                       static_cast<uint32_t>(o.tenant), cu::kWaitValueGeq);
+  else if (o.tenant > pump_->retired())
+    PACELINE_RETURN_IF_ERROR(
+        await_on_device(copy_, flags_.retired(), static_cast<uint32_t>(o.tenant)));
   for (size_t i = 0; i < plan.pieces.size(); ++i)
     PACELINE_RETURN_IF_ERROR(plan.reports() ? enqueue_piece_out(job, i)
                                             : enqueue_moved_out(job, i));
@@ -111,6 +143,7 @@ Status Path::hand_over(Job& job) {
     at = part.first + part.elements;
   }
   away.push_back({at, plan.request.count - at});
+  const std::lock_guard lock(sums_books_);
   return hand_over(job, *sum_residuals_, away);
 }
 
@@ -193,12 +226,13 @@ Status Path::enqueue_piece_out(Job& job, size_t index) {
   const auto& plan = *o.plan;
   const auto& piece = plan.pieces[index];
   auto& slot = out_slots_[next_slot_++ % out_slots_.size()];
-  if (slot.copied != nullptr && !reached(Flags::load(flags_.out()), slot.flag))
+  if (copy_ != out_ && slot.copied != nullptr && !reached(Flags::load(flags_.out()), slot.flag))
     PACELINE_CUDA_CALL(api_, stream_wait_event, out_, slot.copied, 0);
   job.copied[index] = slot.copied = copied_[++next_copied_ % copied_.size()];
   // A piece alone, with nothing before it on its way out and its pinned memory free, needs no stream of its own for the
   // copy. The out flag still grows in order: what comes later on the copy stream waits for this.
-  const bool alone = plan.pieces.size() == 1 && out_is_idle() && o.tenant <= pump_->retired();
+  const bool alone =
+      copy_ == out_ || (plan.pieces.size() == 1 && out_is_idle() && o.tenant <= pump_->retired());
   cu::Stream stream = alone ? out_ : copy_;
   const int nodes = plan.scatters() ? shape_.nodes : 1;
   for (int n = 0; n < nodes; ++n) {
@@ -230,9 +264,10 @@ Status Path::enqueue_piece_out(Job& job, size_t index) {
     PACELINE_RETURN_IF_ERROR(copy(away + next, next, last - next));
   }
   if (index + 1 == plan.pieces.size()) PACELINE_RETURN_IF_ERROR(copy_report(job, stream));
-  slot.flag = ++out_issued_;
+  job.out_flags[index] = slot.flag = ++out_issued_;
   PACELINE_CUDA_CALL(api_, stream_write_value32, stream, Flags::address(flags_.out()), out_issued_,
                      0);
+  if (copy_ == out_) return Status::ok();
   PACELINE_CUDA_CALL(api_, event_record, slot.copied, stream);
   if (alone) {
     beside_ = slot.copied;
@@ -243,6 +278,18 @@ Status Path::enqueue_piece_out(Job& job, size_t index) {
 
 Status Path::enqueue_report(Job& job) {
   const auto& plan = *job.operation->plan;
+  if (launches_later()) {
+    if (plan.reports() && plan.pieces.empty()) {
+      PACELINE_RETURN_IF_ERROR(copy_report(job, out_));
+      PACELINE_CUDA_CALL(api_, stream_write_value32, out_, Flags::address(flags_.out()),
+                         ++out_issued_, 0);
+    } else if (!plan.reports()) {
+      job.all_out = outs_[job.sequence % outs_.size()];
+      PACELINE_CUDA_CALL(api_, event_record, job.all_out, out_);
+    }
+    job.out_after = out_issued_;
+    return Status::ok();
+  }
   // With the last piece the report has gone, and its way in comes after all of the way out.
   if (plan.reports() && !plan.pieces.empty()) return Status::ok();
   PACELINE_CUDA_CALL(api_, event_record, all_out_, out_);
@@ -264,11 +311,8 @@ Status Path::enqueue_in(Job& job, size_t index) {
   const auto& plan = *o.plan;
   const auto& piece = plan.pieces[index];
   auto& lane = lanes_[static_cast<size_t>(piece.lane)];
-  // The host makes the order between this piece's copy out and what the other nodes send; CUDA is told of it too. It also
-  // keeps the lane from reading this rank's own encoding too early. (An event that a later piece has used again, in very
-  // long operations, only waits for more of the way out, which never waits for the way in.)
-  PACELINE_RETURN_IF_ERROR(
-      await(lane.in, flags_.in(piece.lane), ++lane.in_issued, job.copied[index]));
+  ++lane.in_issued;
+  PACELINE_RETURN_IF_ERROR(await_piece(job, index, lane));
   const Span part = plan.part(piece, shape_.node);
   if (part.elements > 0) {
     const auto nodes = static_cast<uint64_t>(shape_.nodes);
@@ -298,6 +342,7 @@ Status Path::enqueue_sum(Job& job, size_t index) {
     e.elements = part.elements;
     e.encoded = lane.sum_slot;
     if (job.sum_residuals) {
+      const std::lock_guard lock(sums_books_);
       PACELINE_ASSIGN(auto place, sum_residuals_->place(ranges_of(job, part), lane.in));
       e.residual = place.before;
       e.next_residual = place.after;
@@ -340,6 +385,9 @@ Status Path::enqueue_back(Job& job, size_t index) {
 
 Status Path::enqueue_end(Job& job) {
   const auto& o = *job.operation;
+  if (job.all_out != nullptr) PACELINE_CUDA_CALL(api_, stream_wait_event, gather_, job.all_out, 0);
+  // The gradient must not be gathered over before it is encoded, where this rank has no piece of its own.
+  if (launches_later()) PACELINE_RETURN_IF_ERROR(await(gather_, flags_.out(), job.out_after));
   for (auto& lane : std::span(lanes_).first(o.plan->lanes_used())) {
     PACELINE_CUDA_CALL(api_, event_record, lane.done, o.plan->hops == 2 ? lane.back : lane.in);
     PACELINE_CUDA_CALL(api_, stream_wait_event, gather_, lane.done, 0);
@@ -352,6 +400,9 @@ Status Path::enqueue_end(Job& job) {
     PACELINE_RETURN_IF_ERROR(enqueue_spread(job));
   else if (shape_.local_size > 1)
     PACELINE_RETURN_IF_ERROR(node_->all_gather(*o.plan, job.data, gather_));
+  if (launches_later())
+    PACELINE_CUDA_CALL(api_, stream_write_value32, gather_, Flags::address(flags_.finished()),
+                       static_cast<uint32_t>(o.sequence), 0);
   PACELINE_CUDA_CALL(api_, event_record, ends_[o.sequence % ends_.size()], gather_);
   return Status::ok();
 }

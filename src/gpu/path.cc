@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
+#include <thread>
 
 #include "base/log.h"
 #include "drivers/cuda/loader.h"
@@ -16,6 +18,10 @@ using device::cuda::WireCodec;
 // Plans that are kept: a model has tens of buckets.
 constexpr size_t kPlansKept = 1024;
 constexpr double kEndSeconds = 10;
+// A join of many operations waits for the GPU to get to the last ones of them: their waits may be put on streams, for they
+// slow down little that is left to compute, and meanwhile the host is ahead by what follows, an optimizer's step and the
+// beginning of the next forward pass.
+constexpr uint64_t kLastOnes = 2;
 constexpr double kFaultSeconds = 2;
 
 bool has_residual(WireCodec codec) {
@@ -59,6 +65,7 @@ Status Path::reserve_memory(uint64_t bytes, uint64_t largest) {
   PACELINE_RETURN_IF_ERROR(current.status());
   bool finite = true;
   PACELINE_RETURN_IF_ERROR(pump_->wait_arrival(0, finite));
+  if (launches_later()) launcher_->wait_launched(submitted_);
   for (auto* stream : objects_.streams())
     PACELINE_RETURN_IF_ERROR(drain(stream, "reserve: operations under way", kEndSeconds));
   PACELINE_RETURN_IF_ERROR(pump_->wait_retired());  // sends read the memory that may be given back
@@ -103,6 +110,7 @@ Result<Residuals::Memory> Path::make_planes(DeviceObjects& from, uint64_t elemen
 
 /// Planes for a step's gradients as float32. Nothing is under way.
 Status Path::allocate_residuals(bool velocity, bool of_sums) {
+  if (launches_later()) launcher_->wait_launched(submitted_);
   const uint64_t mine = reserved_bytes_ / sizeof(float) / static_cast<uint64_t>(shape_.local_size);
   // Runs are padded to 16 elements each, parts rounded; tails belong to the last rank.
   constexpr uint64_t kSlack = 1U << 16;
@@ -306,13 +314,14 @@ Path::Job Path::make_job(std::shared_ptr<const PathPlan> plan, const std::string
   job.operation = o;
   job.sequence = o->sequence;
   job.copied.resize(plan->pieces.size());
-  for (auto& lane : lanes_) job.back_waited.push_back(lane.back_issued);
+  job.out_flags.resize(plan->pieces.size(), out_issued_);
   job.report = reports_ + (o->sequence % ends_.size()) * sizeof(uint32_t);
   return job;
 }
 
 Result<uint64_t> Path::launch(Job& job, cu::Stream caller) {
   const auto& o = job.operation;
+  o->launches = launches_later();
   // The pump may post its receives while the rest is enqueued.
   pump_->submit(o);
   if (auto status = enqueue(job, caller); !status) {
@@ -324,12 +333,46 @@ Result<uint64_t> Path::launch(Job& job, cu::Stream caller) {
   return o->sequence;
 }
 
+/// The launcher's part, with what the caller's arguments were.
+void Path::launch_later(const Job& job) {
+  struct Held {
+    Job job;
+    Collective collective;
+    std::vector<ResidualRange> segments;
+  };
+  auto held = std::make_shared<Held>(Held{job, {}, {}});
+  if (job.collective != nullptr) held->collective = *job.collective;
+  if (job.sum_residuals) held->segments = *job.segments;
+  held->job.collective = job.collective == nullptr ? nullptr : &held->collective;
+  held->job.segments = &held->segments;
+  launcher_->push(job.sequence, [this, held]() -> Status {
+    auto status = enqueue_way_in(held->job);
+    auto& o = *held->job.operation;
+    if (status) pump_->launched(o);
+    if (status || status.code() == Code::kAborted) return status;
+    return {status.code(),
+            fmt::format("{} '{}': {}", kind_name(o.plan->request.kind), o.name, status.message())};
+  });
+}
+
+/// Until the launcher is through with what has arrived, which books of the sums' residuals it keeps.
+void Path::settle_sums() {
+  if (launches_later() && sum_residuals_->ready()) launcher_->wait_launched(submitted_);
+}
+
 Status Path::join(uint64_t operation, cu::Stream stream) {
   PACELINE_RETURN_IF_ERROR(usable("join"));
   if (operation == 0 || operation > submitted_)
     return {Code::kInvalidArgument, fmt::format("join: there is no operation {}", operation)};
   const CurrentContext current(api_, context_);
   if (!current.status()) return ended_by(current.status());
+  if (launches_later() && launcher_->launched() < operation) {
+    const uint64_t done = std::max(launcher_->ahead_through(), launcher_->launched());
+    if (operation > done + kLastOnes)
+      launcher_->wait_until(flags_.out(), out_after_[(operation - kLastOnes) % out_after_.size()]);
+    launcher_->catch_up(operation);
+  }
+  PACELINE_RETURN_IF_ERROR(pump_->failure());
   // Where a later operation has used the event again, the wait is for that one: they end in order.
   if (auto error = api_.stream_wait_event(stream, ends_[operation % ends_.size()], 0); error != 0)
     return ended_by(cu::explain(api_, error, "join"));
@@ -338,7 +381,8 @@ Status Path::join(uint64_t operation, cu::Stream stream) {
 
 Status Path::wait_arrival(double timeout_s, bool& finite) {
   PACELINE_RETURN_IF_ERROR(usable("wait_arrival"));
-  return pump_->wait_arrival(timeout_s, finite);
+  PACELINE_RETURN_IF_ERROR(pump_->wait_arrival(timeout_s, finite));
+  return wait_finished();
 }
 
 Status Path::wait_operation(uint64_t operation, double timeout_s, bool& finite) {
@@ -347,6 +391,17 @@ Status Path::wait_operation(uint64_t operation, double timeout_s, bool& finite) 
     return {Code::kInvalidArgument,
             fmt::format("wait_operation: there is no operation {}", operation)};
   return pump_->wait_operation(operation, timeout_s, finite);
+}
+
+/// What has come is put in place by kernels of ours and, in the node, of NCCL, which a lost neighbour spoils: until they are
+/// through, a failure counts.
+Status Path::wait_finished() const {
+  if (!launches_later()) return Status::ok();
+  while (!reached(Flags::load(flags_.finished()), static_cast<uint32_t>(submitted_))) {
+    PACELINE_RETURN_IF_ERROR(pump_->failure());
+    std::this_thread::sleep_for(std::chrono::microseconds(5));
+  }
+  return pump_->failure();
 }
 
 Result<cu::DevicePtr> Path::gate() {
@@ -429,11 +484,13 @@ Status Path::destroy() {
   if (pump_) status = pump_->wait_arrival(0, finite);
   destroyed_ = true;
   bool idle = true;
+  if (launcher_ && status) launcher_->wait_launched(submitted_);
   if (context_ != nullptr) {
     const CurrentContext current(api_, context_);
     for (auto* stream : objects_.streams())
       idle = idle && drain(stream, "destroy", status ? kEndSeconds : kFaultSeconds).is_ok();
     if (pump_ && status && idle) status = pump_->wait_retired();
+    if (launcher_) launcher_->stop();
     if (pump_) pump_->stop();
     if (auto end = end_companions(pump_ && status); status) status = end;
     if (node_group_ != 0 && status) status = wire_.end_group(node_group_);
@@ -479,6 +536,7 @@ paceline_cuda_stats Path::statistics() const {
 Status Path::commit_residuals() {
   PACELINE_RETURN_IF_ERROR(usable("residual commit"));
   const CurrentContext current(api_, context_);
+  settle_sums();
   PACELINE_RETURN_IF_ERROR(ended_by(residuals_->commit()));
   if (!sum_residuals_->ready()) return Status::ok();
   // The planes of the sums turn around behind all lanes, which may read next what another of them has written.
@@ -497,6 +555,7 @@ Status Path::order_lanes_after_gather() {
 Status Path::rollback_residuals() {
   PACELINE_RETURN_IF_ERROR(usable("residual rollback"));
   const CurrentContext current(api_, context_);
+  settle_sums();
   residuals_->rollback();
   if (!sum_residuals_->ready()) return Status::ok();
   sum_residuals_->rollback();
@@ -512,6 +571,7 @@ Status Path::scale_residuals(double factor) {
                     "finite, positive factor b / a",
                     factor)};
   const CurrentContext current(api_, context_);
+  settle_sums();
   const device::cuda::WireFormat exact;
   const auto multiply = [&](cu::Stream stream) {
     return [&, stream](cu::DevicePtr values, uint64_t elements) {
@@ -534,6 +594,7 @@ Status Path::scale_residuals(double factor) {
 Status Path::read_residual(uint64_t key, std::span<float> data) {
   PACELINE_RETURN_IF_ERROR(usable("residual read"));
   const CurrentContext current(api_, context_);
+  settle_sums();
   std::fill(data.begin(), data.end(), 0.0F);
   PACELINE_RETURN_IF_ERROR(ended_by(residuals_->add_to(key, data)));
   return ended_by(sum_residuals_->add_to(key, data));
@@ -542,6 +603,7 @@ Status Path::read_residual(uint64_t key, std::span<float> data) {
 Status Path::write_residual(uint64_t key, std::span<const float> data) {
   PACELINE_RETURN_IF_ERROR(usable("residual write"));
   const CurrentContext current(api_, context_);
+  settle_sums();
   if (!residuals_->ready()) PACELINE_RETURN_IF_ERROR(ensure_residuals(false, false));
   PACELINE_RETURN_IF_ERROR(ended_by(residuals_->write(key, data)));
   // What was read of the sums is part of the values now.

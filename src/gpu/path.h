@@ -4,7 +4,9 @@
 //
 //   out    after the caller's stream: reduce-scatter in the node; per piece: encode into a slot of a small ring
 //   copy   per piece: encoding → pinned memory, then the out flag
-//   watch  waits for every flag that the host sets, one after the other; the streams that go on then wait for events
+//   watch  waits for every flag that the host sets, one after the other; the streams that go on then wait for events.
+//          Only where the way in is enqueued ahead; else the host waits in its place, and enqueues it when it can run
+//          (launcher.h). The copy stream is the out stream then.
 //   lane   per piece: after the in flag; pinned memory → device; combine (two hops: encode the sum, copy it out,
 //          the sums flag). An operation of one piece does without: the gather stream is its lane, and the out stream
 //          copies too where nothing else is on its way out.
@@ -25,9 +27,12 @@
 
 #include <sys/types.h>
 
+#include <array>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +42,7 @@
 #include "gpu/device.h"
 #include "gpu/flags.h"
 #include "gpu/host_ring.h"
+#include "gpu/launcher.h"
 #include "gpu/node.h"
 #include "gpu/path_plan.h"
 #include "gpu/pump.h"
@@ -64,6 +70,9 @@ struct PathOptions {
   /// Pinned memory, at least: small models fit a step, and an operation is not cut without need.
   uint64_t least_host_bytes = 32U << 20;
   uint64_t least_slice = kLeastSlice;  ///< of what is cut over several wires; the same on all ranks
+  /// Whether all of an operation is enqueued when it is submitted, which asks for nothing of the hardware; unset: where
+  /// CUDA_DEVICE_MAX_CONNECTIONS gives streams too few queues of their own.
+  std::optional<bool> ahead;
 };
 
 /// Large enough that ten calls of the driver per piece cost nothing beside its time on the wire (0.3 ms at 50 Gb/s as
@@ -161,7 +170,12 @@ class Path {
     bool residuals = false, sum_residuals = false;
     const std::vector<ResidualRange>* segments = nullptr;
     uint64_t segments_first = 0;  ///< element of the segments' concatenation at which `data` begins
-    std::vector<cu::Event> copied;      ///< [pieces]
+    std::vector<cu::Event> copied;  ///< [pieces] ahead
+    std::vector<uint32_t>
+        out_flags;           ///< [pieces] the out flag's value when a piece has been copied
+    uint32_t out_after = 0;  ///< and when all has
+    cu::Event all_out =
+        nullptr;  ///< not ahead, where the gather stream has to wait for the out stream
     std::vector<uint32_t> back_waited;  ///< [lanes] flag values before this operation
     cu::DevicePtr report = 0;
   };
@@ -171,6 +185,7 @@ class Path {
   // create.cc
   Status prepare();
   Status open_device();
+  [[nodiscard]] bool ahead() const;
   Status make_streams();
   Status make_slots();
   Status read_table(const std::vector<std::string>& rows);
@@ -188,7 +203,11 @@ class Path {
 
   // enqueue.cc
   Status enqueue(Job& job, cu::Stream caller);
+  Status enqueue_way_in(Job& job);
   Status await(cu::Stream stream, const uint32_t* flag, uint32_t value, cu::Event after = nullptr);
+  Status await_on_device(cu::Stream stream, const uint32_t* flag, uint32_t value,
+                         cu::Event after = nullptr);
+  Status await_piece(const Job& job, size_t index, Lane& lane);
   Status enqueue_out(Job& job);
   Status enqueue_piece_out(Job& job, size_t index);
   Status enqueue_report(Job& job);
@@ -223,6 +242,10 @@ class Path {
   Result<uint64_t> count_that_fits(PathRequest request);
   Job make_job(std::shared_ptr<const PathPlan> plan, const std::string& name);
   Result<uint64_t> launch(Job& job, cu::Stream caller);
+  void launch_later(const Job& job);
+  Status wait_finished() const;
+  [[nodiscard]] bool launches_later() const { return launcher_ != nullptr; }
+  void settle_sums();
   Result<uint64_t> submit(const AllReduce& request, const device::cuda::WireFormat& format,
                           uint64_t first, uint64_t count);
   Status ensure_residuals(bool velocity, bool sums);
@@ -269,11 +292,13 @@ class Path {
   std::array<cu::DevicePtr, 3> hand_over_memory_{};
   std::shared_ptr<Node> node_;
   std::unique_ptr<Pump> pump_;
+  std::unique_ptr<Launcher> launcher_;        ///< null: all is enqueued ahead
   std::unique_ptr<Residuals> residuals_;      ///< of what this rank encodes of its own
   std::unique_ptr<Residuals> sum_residuals_;  ///< two hops: of the sums
 
   cu::Stream out_ = nullptr, copy_ = nullptr, gather_ = nullptr, watch_ = nullptr;
-  cu::Event passed_ = nullptr, caller_ = nullptr, all_out_ = nullptr, all_copied_ = nullptr, committed_ = nullptr;
+  cu::Event passed_ = nullptr, caller_ = nullptr, all_out_ = nullptr, all_copied_ = nullptr,
+            committed_ = nullptr;
   std::vector<cu::Event> copied_;  ///< ring: a piece is in pinned memory
   size_t next_copied_ = 0;
   std::vector<OutSlot> out_slots_;
@@ -282,6 +307,8 @@ class Path {
   uint32_t beside_flag_ = 0;     ///< the out flag's value then
   uint32_t node_group_ = 0;      ///< of the wire
   std::vector<cu::Event> ends_;  ///< ring: operation s records ends_[s % size]
+  std::vector<cu::Event>
+      outs_;  ///< not ahead: the same for the end of the way out, where it is asked for
   cu::DevicePtr out_state_ = 0;  ///< top-k's scratch on the out stream
   uint64_t out_state_bytes_ = 0;
   cu::DevicePtr reports_ = 0;  ///< ring of report words
@@ -291,11 +318,13 @@ class Path {
   HostRing ring_;
   uint64_t reserved_bytes_ = 0;
 
-  uint64_t submitted_ = 0;
+  std::atomic<uint64_t> submitted_{0};
   uint32_t out_issued_ = 0;
+  std::array<uint32_t, 256> out_after_{};  ///< ring: out_issued_ behind operation s
   size_t next_slot_ = 0;
   std::vector<std::shared_ptr<const PathPlan>> plans_;
   std::mutex failing_;
+  std::mutex sums_books_;  ///< of sum_residuals_: the launcher's too
   bool destroyed_ = false;
   pid_t pid_ = 0;
 };

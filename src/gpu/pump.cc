@@ -54,6 +54,11 @@ void Pump::stop() {
 }
 
 void Pump::submit(Shared operation) {
+  const auto& plan = *operation->plan;
+  const int arrivals = static_cast<int>(plan.pieces.size()) * plan.hops;
+  operation->arrivals_left =
+      arrivals + 1 + (operation->meets ? 1 : 0) + (operation->launches ? 1 : 0);
+  operation->until_meeting = arrivals + (arrivals > 0 ? 1 : 0);
   std::lock_guard lock(mutex_);
   ++submitted_;
   inbox_.push_back(std::move(operation));
@@ -76,8 +81,13 @@ void Pump::fail(const Status& why) {
     // Ahead of all that waits or ever will; see flags.h.
     constexpr uint32_t kFarAhead = 1U << 30;
     const Flags& f = options_.flags;
+    const uint32_t finished = Flags::load(f.finished());
     for (int g = 0; g < Flags::kGates; ++g) {
-      if (gated_[static_cast<size_t>(g)] > arrived_through_)
+      const uint64_t gated = gated_[static_cast<size_t>(g)];
+      // A neighbour that is lost may spoil NCCL's part of what has come.
+      const bool in_place =
+          !options_.launches_later || reached(finished, static_cast<uint32_t>(gated));
+      if (gated > arrived_through_ || !in_place)
         Flags::store(f.gate(g), std::bit_cast<uint32_t>(1.0F));
     }
     for (int l = 0; l < options_.lanes; ++l) {
@@ -181,9 +191,6 @@ bool Pump::take_submitted() {
     auto& o = inbox_.front();
     const auto& plan = *o->plan;
     o->pieces.resize(plan.pieces.size());
-    const int arrivals = static_cast<int>(plan.pieces.size()) * plan.hops;
-    o->arrivals_left = arrivals + (o->meets ? 2 : 1);
-    o->until_meeting = arrivals + (arrivals > 0 ? 1 : 0);
     if (o->meets) to_meet_.push_back(o);
     if (plan.hops == 2) {
       for (size_t i = 0; i < plan.pieces.size(); ++i)
@@ -476,6 +483,11 @@ void Pump::arrivals(Side& side) {
     }
     meet();
   }
+}
+
+void Pump::launched(Operation& operation) {
+  const std::lock_guard lock(mutex_);
+  if (failure_) arrived(operation);
 }
 
 void Pump::arrived(Operation& o) {

@@ -45,6 +45,7 @@ struct Operation {
   uint32_t out_before = 0;    ///< the out flag's value when all earlier operations are out
   /// NCCL spreads what arrives: not before all ranks of the node have it, or its kernels would wait for the network.
   bool meets = false;
+  bool launches = false;  ///< its way in is enqueued when it has come
   //----
   size_t posted = 0;  ///< pieces whose receives are posted
   size_t sent = 0;    ///< pieces sent; one more: the report too
@@ -55,7 +56,7 @@ struct Operation {
   std::vector<PieceState> pieces;
   int32_t report = 0;     ///< 1: some rank saw an Inf or NaN
   int until_meeting = 0;  ///< pieces to arrive; one more while not all of this rank's are out
-  int arrivals_left = 0;  ///< pieces (twice with two hops) and the report
+  int arrivals_left = 0;  ///< pieces (twice with two hops), the report, a meeting, the launch
   int sends_left = 0;
 };
 
@@ -69,6 +70,7 @@ class Pump {
     uint32_t node_group =
         0;  ///< of the first wire: the ranks of this node, where there are several
     uint64_t least_slice = kLeastSlice;  ///< of a message that is cut; the same on all ranks
+    bool launches_later = false;         ///< streams write the finished flag
     std::function<Status()> check;       ///< of GPU and NCCL; now and then, on the pump's thread
     /// Once, on the thread that found it, before any caller hears of it: who does may end the process, and the other
     /// ranks must know by then what for.
@@ -84,6 +86,8 @@ class Pump {
   ~Pump() { stop(); }
 
   void submit(std::shared_ptr<Operation> operation);
+  /// The way in of an operation that `launches` is on its streams. It counts as arrived only then.
+  void launched(Operation& operation);
   /// Waits until all submitted operations have come over the network, at most `timeout_s` (≤ 0: without limit, as
   /// operations have deadlines of their own). finite: false when any rank reported an Inf or NaN since the last call.
   Status wait_arrival(double timeout_s, bool& finite);

@@ -73,8 +73,9 @@ TEST_P(StepsOf, SumsAreRightAndAlikeOverManySteps) {
       }
     }
     EXPECT_EQ(cluster.machine().counts(r).allocations, allocations);
-    // A GPU that polls for several values slows down every stream: see Path::await().
-    EXPECT_EQ(cluster.machine().counts(r).most_streams_in_wait, 1U);
+    // Streams that wait slow down all others: see launcher.h. (The caller's own stream is one of two.)
+    const bool ahead = load.queues != 0;
+    EXPECT_LE(cluster.machine().counts(r).most_streams_in_wait, ahead ? 1U : 2U);
     EXPECT_TRUE(path.destroy().is_ok());
   });
 }
@@ -424,6 +425,52 @@ TEST(Steps, AGateClosesBeforeStreamsGoOn) {
       ++done;
       while (done < cluster.size()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       static_cast<void>(path.destroy());
+    });
+  }
+}
+
+// Operations whose way in is enqueued when they have come, and those that a join finds on the way, in turn, on few hardware
+// queues: a stream never waits for what is not enqueued.
+TEST(Steps, AJoinEnqueuesWhatItWaitsFor) {
+  for (const int queues : {0, 2, 3}) {
+    ClusterOptions o{.nodes = 3, .local_size = 1};
+    o.machine.hardware_queues = queues;
+    o.machine.delays_us = 100;
+    Cluster cluster(o);
+    cluster.run([&](Rank r) {
+      auto made = cluster.create(r, {.lanes = 2, .piece_bytes = 16 * 1024, .ahead = false});
+      ASSERT_TRUE(made.is_ok());
+      auto& path = **made;
+      constexpr int kTensors = 6;
+      constexpr uint64_t kCount = 20000;
+      ASSERT_TRUE(path.reserve(kTensors * kCount * 4, kCount * 4).is_ok());
+      std::vector<std::unique_ptr<Tensor>> tensors;
+      for (int i = 0; i < kTensors; ++i)
+        tensors.push_back(std::make_unique<Tensor>(cluster, r, kCount * 4));
+      for (int step = 0; step < 6; ++step) {
+        std::vector<uint64_t> ids;
+        for (int i = 0; i < kTensors; ++i) {
+          std::fill_n(tensors[static_cast<size_t>(i)]->as<float>(), kCount,
+                      static_cast<float>(r + i));
+          AllReduce a;
+          a.data = tensors[static_cast<size_t>(i)]->address();
+          a.count = kCount;
+          a.codec = i % 2;
+          auto id = path.all_reduce(a);
+          ASSERT_TRUE(id.is_ok());
+          ids.push_back(*id);
+          if (step % 3 == 1) {
+            ASSERT_TRUE(path.join(*id, nullptr).is_ok());
+          }
+        }
+        if (step % 3 == 2 && r == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        ASSERT_TRUE(path.join(ids.back(), nullptr).is_ok());
+        ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+        for (int i = 0; i < kTensors; ++i)
+          ASSERT_EQ(tensors[static_cast<size_t>(i)]->as<float>()[kCount - 1],
+                    static_cast<float>(3 + 3 * i));
+      }
+      EXPECT_TRUE(path.destroy().is_ok());
     });
   }
 }

@@ -1,7 +1,8 @@
 """DDP's comm hook for CUDA models: a bucket is handed over in stream order and the host goes on at once.
 
-The future that DDP gets is completed on a stream of ours that has joined the operation, so DDP's wait for it is a
-wait of streams. Nothing here waits for the network; the optimizer's step does (cuda_steps.py).
+The futures that DDP gets are completed with the last bucket of the pass, when the stream that computes has joined all
+of them: a stream that waited beside it would slow its kernels down. DDP looks at them only afterwards. Nothing here
+waits for the network; the optimizer's step does (cuda_steps.py).
 """
 
 import torch
@@ -24,14 +25,21 @@ class CudaAttachment(Attachment):
         # Before DDP has seen a backward pass, all gradients may lie in one bucket.
         endpoint.reserve(sum(sizes), sum(sizes))
         self._encoded_names = {}
+        self._open = []  # (future, buffer, operation) of this pass
+        #: torch's optimizers fused into the backward pass look at a bucket's future at once.
+        self._each_at_once = any(hasattr(p, "_in_backward_optimizers") for p in ddp.module.parameters())
 
     def all_reduce(self, bucket):
         """Enqueues the average of a bucket over the ranks; the future holds the bucket's own buffer."""
         buffer = bucket.buffer()
         endpoint = self.endpoint
+        if bucket.index() == 0:
+            self._open = []  # a pass that raised has left them
         if not self.carries(buffer):
+            if bucket.is_last():
+                self._complete()
             return average_by_process_group(self.process_group(), buffer, endpoint.size)
-        steps, communicator, side = endpoint.steps, endpoint.communicator, endpoint.side
+        steps = endpoint.steps
         steps.submitted(bucket.index() == 0, self._model)
         try:
             op = self.submit(buffer, *self.encoded_layout(bucket))
@@ -39,12 +47,33 @@ class CudaAttachment(Attachment):
             steps.not_submitted()
             raise
         future = Future(devices=[endpoint.device])
-        with torch.cuda.stream(side):
-            communicator.join(op, side.cuda_stream)
-            buffer.record_stream(side)
-            self._apply_join_factor(buffer, bucket.is_last())
-            future.set_result(buffer)
+        if self._each_at_once or self.join_work is not None:
+            self._complete_aside(future, buffer, op, bucket.is_last())
+            return future
+        self._open.append((future, buffer, op))
+        if bucket.is_last():
+            self._complete()
         return future
+
+    def _complete(self):
+        """The current stream joins the pass's operations; a later one's end is behind all earlier ones."""
+        open_, self._open = self._open, []
+        if not open_:
+            return
+        endpoint = self.endpoint
+        stream = torch.cuda.current_stream(endpoint.device)
+        endpoint.communicator.join(open_[-1][2], stream.cuda_stream)
+        for future, buffer, _ in open_:
+            future.set_result(buffer)
+
+    def _complete_aside(self, future, buffer, op, last):
+        """One operation, joined by a stream of its own."""
+        side = self.endpoint.side
+        with torch.cuda.stream(side):
+            self.endpoint.communicator.join(op, side.cuda_stream)
+            buffer.record_stream(side)
+            self._apply_join_factor(buffer, last)
+            future.set_result(buffer)
 
     def carries(self, buffer):
         """Whether the path takes the buffer; others travel by torch's process group."""

@@ -66,10 +66,12 @@ void ContextTag::work() {
                           : 0;
     // The head stays in its queue while it runs; deques keep references when others are appended, but queues may grow.
     auto run = queues[q].front().run;
+    running = true;
     lock.unlock();
     if (pause > 0) std::this_thread::sleep_for(std::chrono::microseconds(pause));
     if (run) run();
     lock.lock();
+    running = false;
     mock::Item item = std::move(queues[q].front());
     queues[q].pop_front();
     if (item.finish) item.finish();
@@ -84,7 +86,7 @@ void ContextTag::work() {
 
 bool ContextTag::wait_idle(std::unique_lock<std::mutex>& lock) {
   const auto idle = [&] {
-    return lost != 0 ||
+    return (lost != 0 && !running) ||
            std::all_of(queues.begin(), queues.end(), [](const auto& q) { return q.empty(); });
   };
   return changed.wait_for(lock, std::chrono::duration<double>(options->patience_s), idle);

@@ -64,6 +64,7 @@ struct ContextTag {
   mock::Machine::Counts counts;
   CudaResult lost = 0;
   bool stopping = false;
+  bool running = false;  ///< an item is, which may write memory, on a lost device too
   std::mt19937_64 random;
   std::thread thread;
 

@@ -1,0 +1,114 @@
+#include "gpu/launcher.h"
+
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <chrono>
+
+#include "base/clock.h"
+#include "gpu/flags.h"
+
+namespace paceline::gpu {
+namespace {
+
+constexpr Time kSpin = 30 * kMicrosecond;
+constexpr Time kLongAfter = 2 * kMillisecond;
+constexpr long kShortNapNs = 10'000;
+constexpr long kLongNapNs = 30'000;
+
+}  // namespace
+
+Launcher::Launcher(Options options) : options_(std::move(options)) {
+  thread_ = std::thread([this] { work(); });
+}
+
+void Launcher::push(uint64_t sequence, std::function<Status()> steps) {
+  const std::lock_guard lock(mutex_);
+  steps_.emplace_back(sequence, std::move(steps));
+  turn_.notify_one();
+}
+
+Result<bool> Launcher::wait_for(const uint32_t* flag, uint32_t value) {
+  const auto now = [] { return SteadyClock().now(); };
+  const Time since = now();
+  while (!reached(Flags::load(flag), value)) {
+    if (halted_.load(std::memory_order_acquire))
+      return Status(Code::kAborted, "the path for CUDA tensors has ended");
+    if (ahead_through_.load(std::memory_order_acquire) >= current_) return false;
+    const Time waited = now() - since;
+    if (waited < kSpin) continue;
+    const timespec nap{0, waited < kLongAfter ? kShortNapNs : kLongNapNs};
+    nanosleep(&nap, nullptr);
+  }
+  return true;
+}
+
+void Launcher::wait_until(const uint32_t* flag, uint32_t value) const {
+  while (!reached(Flags::load(flag), value) && !halted_.load(std::memory_order_acquire)) {
+    const timespec nap{0, kLongNapNs};
+    nanosleep(&nap, nullptr);
+  }
+}
+
+void Launcher::catch_up(uint64_t sequence) {
+  uint64_t before = ahead_through_.load();
+  while (before < sequence && !ahead_through_.compare_exchange_weak(before, sequence)) {
+  }
+  wait_launched(sequence);
+}
+
+void Launcher::wait_launched(uint64_t sequence) {
+  if (launched() >= sequence) return;
+  std::unique_lock lock(mutex_);
+  progress_.wait(lock, [&] { return halted_ || stopping_ || launched() >= sequence; });
+}
+
+void Launcher::halt(double seconds) {
+  std::unique_lock lock(mutex_);
+  halted_.store(true, std::memory_order_release);
+  turn_.notify_all();
+  progress_.notify_all();
+  progress_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return !running_; });
+}
+
+void Launcher::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    halted_.store(true, std::memory_order_release);
+    turn_.notify_all();
+    progress_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Launcher::work() {
+  prctl(PR_SET_NAME, "paceline-launch");
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // naps of some microseconds, not of fifty more
+  options_.enter();
+  std::unique_lock lock(mutex_);
+  while (!stopping_ && !halted_) {
+    turn_.wait(lock, [&] { return stopping_ || halted_ || !steps_.empty(); });
+    if (stopping_ || halted_) break;
+    auto [sequence, steps] = std::move(steps_.front());
+    steps_.pop_front();
+    current_ = sequence;
+    running_ = true;
+    lock.unlock();
+    const auto status = steps();
+    steps = nullptr;
+    lock.lock();
+    running_ = false;
+    if (!status) {
+      progress_.notify_all();
+      lock.unlock();
+      if (!halted_) options_.failed(status);
+      lock.lock();
+      break;
+    }
+    launched_.store(sequence, std::memory_order_release);
+    progress_.notify_all();
+  }
+}
+
+}  // namespace paceline::gpu
