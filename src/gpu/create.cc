@@ -224,6 +224,7 @@ Status Path::make_streams() {
   for (auto& e : ends_) {
     PACELINE_ASSIGN(e, objects_.event());
   }
+  out_after_.resize(kEnds);
   outs_.resize(ahead() ? 0 : kEnds);
   for (auto& e : outs_) {
     PACELINE_ASSIGN(e, objects_.event());

@@ -17,7 +17,7 @@ Status Path::enqueue(Job& job, cu::Stream caller) {
   PACELINE_CUDA_CALL(api_, event_record, caller_, caller);
   PACELINE_CUDA_CALL(api_, stream_wait_event, out_, caller_, 0);
   PACELINE_RETURN_IF_ERROR(enqueue_out(job));
-  out_after_[job.sequence % out_after_.size()] = out_issued_;
+  job.out_after = out_after_[job.sequence % out_after_.size()] = out_issued_;
   if (!launches_later()) return enqueue_way_in(job);
   launch_later(job);
   return Status::ok();
@@ -287,7 +287,6 @@ Status Path::enqueue_report(Job& job) {
       job.all_out = outs_[job.sequence % outs_.size()];
       PACELINE_CUDA_CALL(api_, event_record, job.all_out, out_);
     }
-    job.out_after = out_issued_;
     return Status::ok();
   }
   // With the last piece the report has gone, and its way in comes after all of the way out.

@@ -171,11 +171,10 @@ class Path {
     const std::vector<ResidualRange>* segments = nullptr;
     uint64_t segments_first = 0;  ///< element of the segments' concatenation at which `data` begins
     std::vector<cu::Event> copied;  ///< [pieces] ahead
-    std::vector<uint32_t>
-        out_flags;           ///< [pieces] the out flag's value when a piece has been copied
-    uint32_t out_after = 0;  ///< and when all has
-    cu::Event all_out =
-        nullptr;  ///< not ahead, where the gather stream has to wait for the out stream
+    /// [pieces] The out flag's value when a piece has been copied; and when all has.
+    std::vector<uint32_t> out_flags;
+    uint32_t out_after = 0;
+    cu::Event all_out = nullptr;  ///< not ahead: the way out has no flag; the gather stream waits
     std::vector<uint32_t> back_waited;  ///< [lanes] flag values before this operation
     cu::DevicePtr report = 0;
   };
@@ -234,6 +233,13 @@ class Path {
   Status enqueue_moved_in(Job& job, size_t index);
   Status enqueue_spread(Job& job);
 
+  // path_residuals.cc
+  void settle_sums();
+  Status ensure_residuals(bool velocity, bool sums);
+  Status order_lanes_after_gather();
+  Status allocate_residuals(bool velocity, bool of_sums);
+  Result<Residuals::Memory> make_planes(DeviceObjects& from, uint64_t elements, bool velocity);
+
   // path.cc
   Result<device::cuda::WireFormat> format_of(const AllReduce& request) const;
   Result<std::shared_ptr<const PathPlan>> plan_for(const PathRequest& request);
@@ -245,13 +251,8 @@ class Path {
   void launch_later(const Job& job);
   Status wait_finished() const;
   [[nodiscard]] bool launches_later() const { return launcher_ != nullptr; }
-  void settle_sums();
   Result<uint64_t> submit(const AllReduce& request, const device::cuda::WireFormat& format,
                           uint64_t first, uint64_t count);
-  Status ensure_residuals(bool velocity, bool sums);
-  Status order_lanes_after_gather();
-  Status allocate_residuals(bool velocity, bool of_sums);
-  Result<Residuals::Memory> make_planes(DeviceObjects& from, uint64_t elements, bool velocity);
   Status usable(const char* what);
   /// What can't be the caller's mistake ends the path on all ranks: the others would wait for this one.
   Status ended_by(Status status);
@@ -288,6 +289,7 @@ class Path {
   DeviceObjects objects_;                    ///< from create() to the end
   std::unique_ptr<DeviceObjects> reserved_;  ///< the last reserve()'s
   std::unique_ptr<DeviceObjects> residual_memory_;
+  static constexpr double kEndSeconds = 10;                ///< for what is under way to end
   static constexpr uint64_t kHandOverElements = 1U << 20;  ///< at a time
   std::array<cu::DevicePtr, 3> hand_over_memory_{};
   std::shared_ptr<Node> node_;
@@ -307,8 +309,7 @@ class Path {
   uint32_t beside_flag_ = 0;     ///< the out flag's value then
   uint32_t node_group_ = 0;      ///< of the wire
   std::vector<cu::Event> ends_;  ///< ring: operation s records ends_[s % size]
-  std::vector<cu::Event>
-      outs_;  ///< not ahead: the same for the end of the way out, where it is asked for
+  std::vector<cu::Event> outs_;  ///< the same for Job::all_out
   cu::DevicePtr out_state_ = 0;  ///< top-k's scratch on the out stream
   uint64_t out_state_bytes_ = 0;
   cu::DevicePtr reports_ = 0;  ///< ring of report words
@@ -320,7 +321,7 @@ class Path {
 
   std::atomic<uint64_t> submitted_{0};
   uint32_t out_issued_ = 0;
-  std::array<uint32_t, 256> out_after_{};  ///< ring: out_issued_ behind operation s
+  std::vector<uint32_t> out_after_;  ///< ring like ends_: out_issued_ behind operation s
   size_t next_slot_ = 0;
   std::vector<std::shared_ptr<const PathPlan>> plans_;
   std::mutex failing_;

@@ -1,0 +1,148 @@
+// The residuals of a path: their memory, and what a step does with them. Their books are residuals.h's.
+#include <fmt/format.h>
+
+#include "drivers/cuda/loader.h"
+#include "gpu/path.h"
+
+namespace paceline::gpu {
+
+// --- Memory -----------------------------------------------------------------------------------------------------
+
+Result<Residuals::Memory> Path::make_planes(DeviceObjects& from, uint64_t elements, bool velocity) {
+  Residuals::Memory m;
+  m.elements = elements;
+  for (auto& p : m.residual) {
+    PACELINE_ASSIGN(p, from.memory(elements * sizeof(float), "residuals of error feedback"));
+  }
+  for (auto& p : m.velocity) {
+    if (!velocity) break;
+    PACELINE_ASSIGN(p, from.memory(elements * sizeof(float), "momentum correction"));
+  }
+  return m;
+}
+
+/// Planes for a step's gradients as float32. Nothing is under way.
+Status Path::allocate_residuals(bool velocity, bool of_sums) {
+  if (launches_later()) launcher_->wait_launched(submitted_);
+  const uint64_t mine = reserved_bytes_ / sizeof(float) / static_cast<uint64_t>(shape_.local_size);
+  // Runs are padded to 16 elements each, parts rounded; tails belong to the last rank.
+  constexpr uint64_t kSlack = 1U << 16;
+  auto fresh = std::make_unique<DeviceObjects>(api_);
+  PACELINE_ASSIGN(auto planes, make_planes(*fresh, mine + mine / 64 + kSlack, velocity));
+  PACELINE_RETURN_IF_ERROR(residuals_->use(planes));
+  const bool sums = shape_.nodes > 2 && of_sums;
+  if (shape_.local_size > 1 || sums) {  // else the only rank of a node owns all of what it encodes
+    constexpr uint64_t kBytes = kHandOverElements * sizeof(float);
+    PACELINE_ASSIGN(const auto memory, fresh->memory(hand_over_memory_.size() * kBytes,
+                                                     "residuals that change their owner"));
+    for (size_t i = 0; i < hand_over_memory_.size(); ++i)
+      hand_over_memory_[i] = memory + i * kBytes;
+  }
+  if (sums) {
+    const uint64_t parts = mine / static_cast<uint64_t>(shape_.nodes);
+    PACELINE_ASSIGN(auto more, make_planes(*fresh, parts + parts / 2 + kSlack, false));
+    PACELINE_RETURN_IF_ERROR(sum_residuals_->use(more));
+  }
+  for (auto* stream : {out_, gather_})
+    PACELINE_RETURN_IF_ERROR(drain(stream, "moving residuals", kEndSeconds));
+  residual_memory_ = std::move(fresh);
+  return Status::ok();
+}
+
+/// For a codec that reserve() did not know of: possible as long as no stream waits for the network, for taking memory may
+/// wait for all streams.
+Status Path::ensure_residuals(bool velocity, bool sums) {
+  if (residuals_->ready() && (residuals_->has_velocity() || !velocity) &&
+      (sum_residuals_->ready() || shape_.nodes == 2 || !sums))
+    return Status::ok();
+  if (!pump_->all_arrived())
+    return {
+        Code::kInvalidArgument,
+        "the first all-reduce whose codec keeps residuals takes their memory, so it must not be "
+        "submitted while others are under way: choose the codec by the settings (PACELINE_CODEC), "
+        "or submit one such operation first"};
+  return allocate_residuals(velocity || residuals_->has_velocity(),
+                            sums || sum_residuals_->ready());
+}
+
+// --- Steps ------------------------------------------------------------------------------------------------------
+
+Status Path::commit_residuals() {
+  PACELINE_RETURN_IF_ERROR(usable("residual commit"));
+  const CurrentContext current(api_, context_);
+  settle_sums();
+  PACELINE_RETURN_IF_ERROR(ended_by(residuals_->commit()));
+  if (!sum_residuals_->ready()) return Status::ok();
+  // The planes of the sums turn around behind all lanes, which may read next what another of them has written.
+  auto status = sum_residuals_->commit();
+  if (status) status = order_lanes_after_gather();
+  return ended_by(status);
+}
+
+Status Path::order_lanes_after_gather() {
+  PACELINE_CUDA_CALL(api_, event_record, committed_, gather_);
+  for (auto& lane : std::span(lanes_).first(lanes_.size() - 1))
+    PACELINE_CUDA_CALL(api_, stream_wait_event, lane.in, committed_, 0);
+  return Status::ok();
+}
+
+Status Path::rollback_residuals() {
+  PACELINE_RETURN_IF_ERROR(usable("residual rollback"));
+  const CurrentContext current(api_, context_);
+  settle_sums();
+  residuals_->rollback();
+  if (!sum_residuals_->ready()) return Status::ok();
+  sum_residuals_->rollback();
+  return ended_by(order_lanes_after_gather());
+}
+
+Status Path::scale_residuals(double factor) {
+  PACELINE_RETURN_IF_ERROR(usable("residual scale"));
+  if (!(factor > 0 && factor < 1e38))
+    return {
+        Code::kInvalidArgument,
+        fmt::format("residuals can't be scaled by {:g}: a change of loss scale from a to b is the "
+                    "finite, positive factor b / a",
+                    factor)};
+  const CurrentContext current(api_, context_);
+  settle_sums();
+  const device::cuda::WireFormat exact;
+  const auto multiply = [&](cu::Stream stream) {
+    return [&, stream](cu::DevicePtr values, uint64_t elements) {
+      // Decoding an exact encoding in place multiplies it.
+      device::cuda::CombineArguments c;
+      c.encoded = {&values, 1};
+      c.elements = elements;
+      c.scale = static_cast<float>(factor);
+      c.output = values;
+      return kernels_->combine(exact, c, stream);
+    };
+  };
+  PACELINE_RETURN_IF_ERROR(ended_by(residuals_->for_committed_planes(multiply(out_))));
+  if (!sum_residuals_->ready()) return Status::ok();
+  auto status = sum_residuals_->for_committed_planes(multiply(gather_));
+  if (status) status = order_lanes_after_gather();
+  return ended_by(status);
+}
+
+Status Path::read_residual(uint64_t key, std::span<float> data) {
+  PACELINE_RETURN_IF_ERROR(usable("residual read"));
+  const CurrentContext current(api_, context_);
+  settle_sums();
+  std::fill(data.begin(), data.end(), 0.0F);
+  PACELINE_RETURN_IF_ERROR(ended_by(residuals_->add_to(key, data)));
+  return ended_by(sum_residuals_->add_to(key, data));
+}
+
+Status Path::write_residual(uint64_t key, std::span<const float> data) {
+  PACELINE_RETURN_IF_ERROR(usable("residual write"));
+  const CurrentContext current(api_, context_);
+  settle_sums();
+  if (!residuals_->ready()) PACELINE_RETURN_IF_ERROR(ensure_residuals(false, false));
+  PACELINE_RETURN_IF_ERROR(ended_by(residuals_->write(key, data)));
+  // What was read of the sums is part of the values now.
+  sum_residuals_->forget(key);
+  return Status::ok();
+}
+
+}  // namespace paceline::gpu
