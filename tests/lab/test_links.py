@@ -4,26 +4,33 @@ import pytest
 from lab_tools import report_of, run_lab, transfer
 
 MSS, FRAME = 1448, 1514  # TCP with time stamps at MTU 1500
+HOLDS = 0.93  # of what a line should carry: below it the lab warns
 
 
-def best_calibration(tmp_path, tries=3):
-    """Links as calibrated; a busy machine gets more chances (the link can only look slower than it is)."""
-    for _ in range(tries):
-        path = tmp_path / "lab.json"
-        done = run_lab("--nodes", "2", "--rate", "1gbit", "--json", str(path), command=["true"])
-        assert done.returncode == 0, done.stderr
-        links = [link["calibration"][d] for link in report_of(path)["links"] for d in ("up", "down")]
-        if min(link["payload_bps"] for link in links) > 0.9e9:
-            break
-    return links, done.stderr
+def calibrated(tmp_path, rate):
+    """The calibration of a lab's links at `rate`, and what the lab said."""
+    path = tmp_path / "lab.json"
+    done = run_lab("--nodes", "2", "--rate", rate, "--json", str(path), command=["true"])
+    assert done.returncode == 0, done.stderr
+    return [link["calibration"][d] for link in report_of(path)["links"] for d in ("up", "down")], done.stderr
 
 
 def test_calibration_is_within_five_percent_of_95_percent_of_the_line(tmp_path):
-    links, said = best_calibration(tmp_path)
+    for _ in range(5):  # a machine that is busy for a moment makes a link look slower, never faster
+        links, said = calibrated(tmp_path, "100mbit")
+        if min(link["payload_bps"] for link in links) >= 0.95 * 0.95e8:
+            break
     for link in links:
-        assert 0.95 * 0.95e9 <= link["payload_bps"] <= 1.05 * 0.95e9, said
+        assert 0.95 * 0.95e8 <= link["payload_bps"] <= 1.05 * 0.95e8, said
         assert link["ahead_after_idle_bytes"] < 200e3, said  # 72 kB of burst, one batch, clocks
     assert "cubic" in said and "node1" in said
+
+
+def test_a_gigabit_holds_or_the_lab_warns(tmp_path):
+    links, said = calibrated(tmp_path, "1gbit")
+    slowest = min(link["payload_bps"] for link in links)
+    assert max(link["payload_bps"] for link in links) <= 1.05 * 0.95e9, said
+    assert ("does not hold 1 Gb/s on every link" in said) == (slowest < HOLDS * 0.95e9), said
 
 
 def test_bytes_match_a_known_transfer():
