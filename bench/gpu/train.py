@@ -93,7 +93,7 @@ def _failures(out, model):
 def table(results):
     """One line a model and path."""
     head = f"{'model':10} {'path':22}{'ms':>8}{'floor':>8}{'of it':>7}{'of none':>9}"
-    head += f"{'wire MB':>9}{'payload':>9}{'cores':>7}{'host ms':>9}"
+    head += f"{'wire MB':>9}{'payload':>9}{'cores':>7}{'host ms':>9}{'in hook':>9}{'library':>9}"
     lines = []
     for result in results:
         none = result["paths"].get("none", {}).get("seconds")
@@ -111,9 +111,8 @@ def table(results):
             cells = f"{f['seconds'] * 1e3:8.1f}"
             cells += f"{floor * 1e3:8.1f}{f['seconds'] / floor:7.3f}" if floor else f"{'-':>8}{'-':>7}"
             cells += f"{none / f['seconds']:9.1%}" if none else f"{'-':>9}"
-            cells += (
-                f"{f.get('wire', 0) / 1e6:9.2f}{f.get('payload', 0) / 1e6:9.2f}{f['cores']:7.2f}{f['host'] * 1e3:9.1f}"
-            )
+            cells += f"{f.get('wire', 0) / 1e6:9.2f}{f.get('payload', 0) / 1e6:9.2f}{f['cores']:7.2f}"
+            cells += "".join(f"{f[part] * 1e3:9.1f}" for part in ("host", "hook", "library"))
             lines.append(f"{result['model']:10} {path:22}{cells}  ({len(f['rounds'])} rounds of {f['iterations']})")
         for path, why in result["failed"].items():
             lines.append(f"{result['model']:10} {path:22} failed: {why.strip().splitlines()[-1]}")

@@ -18,6 +18,7 @@ import lab_bytes
 import torch
 import torch.distributed as dist
 import train_floor
+import train_host
 import train_models
 import train_paths
 
@@ -64,7 +65,7 @@ class Variant:
         self.optimizer = train_paths.give_optimizer(path, workload.optimizer(model.module.parameters()), model)
         self.rounds = []
         self.iterations = 0
-        self.host = 0.0  # seconds until step() returns, from rest
+        self.host = {}  # seconds until step() returns, from rest, and of that in the hook and in the library
 
     def step(self, device, half):
         self.optimizer.zero_grad(set_to_none=True)
@@ -215,14 +216,16 @@ class Bench:
         seconds, host = [], []
         for _ in range(3):
             self.barrier()
-            started = time.perf_counter()
-            variant.step(self.device, self.half)
-            host.append(time.perf_counter() - started)
+            parts = train_host.HostParts()
+            with parts.watch(variant):
+                started = time.perf_counter()
+                variant.step(self.device, self.half)
+                host.append((time.perf_counter() - started, parts.hook, parts.library))
             train_paths.settle(variant.optimizer)
             self.clock.settle()
             seconds.append(time.perf_counter() - started)
         took = self.largest(min(seconds))
-        variant.host = self.largest(min(host))
+        variant.host = dict(zip(("host", "hook", "library"), map(self.largest, min(host))))
         variant.iterations = max(_LEAST, min(50, round(_STRETCH / took)))
         variant.expected = took * (variant.iterations + 1)
 
@@ -311,7 +314,7 @@ class Bench:
             median = {key: statistics.median(r[key] for r in variant.rounds) for key in variant.rounds[0]}
             median["rounds"] = [r["seconds"] for r in variant.rounds]
             median["iterations"] = variant.iterations
-            median["host"] = variant.host
+            median.update(variant.host)
             self.result["paths"][variant.path] = median
         compute = self.result["paths"].get("none", {}).get("seconds")
         for path, figures in self.result["paths"].items():

@@ -124,7 +124,7 @@ TEST(Settings, OutOfRangeNamesVariableValueAndRange) {
 
 TEST(Settings, KnownButNotBuiltWarnsOnceEach) {
   auto s = load({{"HOROVOD_CYCLE_TIME", "0"},
-                 {"PERSEUS_ALLREDUCE_FUSION", "8"},
+                 {"PERSEUS_OFFLINE_NEG", "1"},
                  {"HOROVOD_MPI_THREADS_DISABLE", "1"},
                  {"PERSEUS_ALLREDUCE_NANHECK", "1"}})
                .value();

@@ -16,7 +16,7 @@ sys.path.insert(0, str(TRAIN.parent))
 import train_floor  # noqa: E402
 
 
-def run(*arguments, timeout=120):
+def run(*arguments, timeout=400):
     command = [sys.executable, str(TRAIN), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -68,7 +68,7 @@ def test_mistakes_are_named():
 def test_small_on_cpus(tmp_path):
     done = run(
         *("--smoke", "--slots", "1", "--rate", "1gbit", "--models", "bert", "--paths", "none", "ddp", "fp16"),
-        *("--rounds", "2", "--limit", "90", "--out", str(tmp_path), "--profile", "fp16"),
+        *("--rounds", "2", "--limit", "300", "--out", str(tmp_path), "--profile", "fp16"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "train.json").read_text())["models"][0]
@@ -82,6 +82,8 @@ def test_small_on_cpus(tmp_path):
     assert paths["fp16"]["payload"] < paths["fp16"]["wire"] < 1.2 * paths["fp16"]["payload"] + 1e5
     assert paths["none"]["wire"] < 0.1 * paths["ddp"]["wire"]
     assert paths["fp16"]["floor"] >= paths["none"]["seconds"]
+    assert 0 < paths["fp16"]["library"] < paths["fp16"]["hook"] < paths["fp16"]["host"]
+    assert paths["ddp"]["hook"] == 0 < paths["ddp"]["host"]
     assert "fp16" in (tmp_path / "train.txt").read_text()
     with gzip.open(tmp_path / "bert.fp16.trace.json.gz") as trace:
         assert any(

@@ -34,12 +34,16 @@ class Chain(torch.nn.Module):
 
 
 @contextlib.contextmanager
-def threshold(value):
-    os.environ["PACELINE_FUSION_THRESHOLD"] = str(value)
+def setting(name, value):
+    os.environ[name] = str(value)
     try:
         yield
     finally:
-        del os.environ["PACELINE_FUSION_THRESHOLD"]
+        del os.environ[name]
+
+
+def threshold(value):
+    return setting("PACELINE_FUSION_THRESHOLD", value)
 
 
 def backward(model, **arguments):
@@ -117,6 +121,19 @@ def no_fusion_gives_every_parameter_its_bucket():
             sizes = buckets(DistributedDataParallel(small, **arguments))
             assert sorted(sizes) == [2048] * 3 + [LAYER] * 3, (arguments, sizes)
     assert dist._DEFAULT_FIRST_BUCKET_BYTES == MIB
+
+
+@check
+def a_share_of_all_gradients():
+    for name in ("PACELINE_FUSION_BUCKETS", "PERSEUS_ALLREDUCE_FUSION"):
+        with setting(name, 4):
+            assert_about(buckets(DistributedDataParallel(Chain())), LAYERS // 4 * LAYER)
+        with setting(name, 0):
+            assert len(buckets(DistributedDataParallel(Chain()))) == LAYERS
+    with setting("PACELINE_FUSION_BUCKETS", 2), threshold(3 * MIB):
+        assert_about(buckets(DistributedDataParallel(Chain())), 3 * MIB)
+    with setting("PACELINE_FUSION_BUCKETS", 6), threshold(3 * MIB):
+        assert_about(buckets(DistributedDataParallel(Chain())), 2 * MIB)
 
 
 @check

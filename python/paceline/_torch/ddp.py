@@ -222,7 +222,7 @@ def _choose_buckets(cls):
             if cuda.carries(module, given.arguments.get("process_group")):
                 given.arguments.update(buckets.for_cuda(given.arguments))
             return original(*given.args, **given.kwargs)
-        threshold = buckets.fusion_threshold()
+        threshold = buckets.for_cpu(module)
         # Without fusion, the smallest cap gives each parameter a bucket of its own.
         given.arguments["bucket_cap_mb"] = max(threshold, 1) / 2**20
         with _first_bucket_of_at_most(max(threshold, 1)):

@@ -1,0 +1,55 @@
+"""Where the host's time of a step goes: in Paceline's hook, and of that in the library (the driver, NCCL)."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import train_paths
+
+
+class HostParts:
+    """Seconds spent inside the hook (`hook`) and inside the library's calls (`library`), of the thread that calls."""
+
+    def __init__(self):
+        self.hook = self.library = 0.0
+
+    def _timed(self, call, part):
+        def timed(*arguments, **keywords):
+            started = time.perf_counter()
+            try:
+                return call(*arguments, **keywords)
+            finally:
+                setattr(self, part, getattr(self, part) + time.perf_counter() - started)
+
+        return timed
+
+    @contextlib.contextmanager
+    def watch(self, variant):
+        """Counts while one of Paceline's paths steps; others have nothing to count."""
+        attachment = _attachment(variant)
+        if attachment is None:
+            yield
+            return
+        communicator = attachment.endpoint.communicator
+        calls = [name for name in ("all_reduce", "join", "submit") if hasattr(communicator, name)]
+        watched = [(attachment, "all_reduce", "hook"), *((communicator, name, "library") for name in calls)]
+        for owner, name, part in watched:
+            setattr(owner, name, self._timed(getattr(owner, name), part))
+        try:
+            yield
+        finally:
+            for owner, name, _ in watched:
+                delattr(owner, name)
+
+
+def _attachment(variant):
+    if variant.path not in train_paths.OURS:
+        return None
+    from paceline._torch import ddp
+    from paceline.errors import UnsupportedError
+
+    try:
+        return ddp.attachment_of(variant.model)
+    except UnsupportedError:
+        return None  # keeps torch's own all-reduce
