@@ -64,6 +64,27 @@ def test_mistakes_are_named():
         assert done.returncode == 2 and wrong[0] in done.stderr, done.stderr
 
 
+def picture(*arguments):
+    command = [sys.executable, str(TRAIN.with_name("picture.py")), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_picture_of_results(tmp_path):
+    paths = {
+        "none": {"seconds": 0.05},
+        "ddp": {"seconds": 0.1, "floor": 0.08},
+        "fp16": {"seconds": 0.055, "floor": 0.05},
+    }
+    models = [{"model": name, "nodes": 2, "slots": 2, "paths": paths} for name in ("a", "b", "c")]
+    (tmp_path / "train.json").write_text(json.dumps({"models": models}))
+    done = picture(tmp_path / "train.json", "--out", tmp_path / "gpu.png")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "other.json").write_text("{}")
+    done = picture(tmp_path / "other.json")
+    assert done.returncode == 1 and "no result of train.py" in done.stderr and "other.json" in done.stderr
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_small_on_cpus(tmp_path):
     done = run(
