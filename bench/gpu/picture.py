@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A picture of train.py's results: for each model the speed of every path, and how far its floor lets it come.
 
-    python bench/gpu/picture.py build/bench/train.json --out docs/gpu.png
+    python bench/gpu/picture.py build/bench-gpu/train.json --out docs/gpu.png
 
 Several files may be given; of a model that several have, the last counts.
 """
