@@ -9,7 +9,6 @@ namespace paceline::gpu {
 namespace {
 
 constexpr auto kReduceScatter = PathKind::kReduceScatter;
-constexpr auto kAllGather = PathKind::kAllGather;
 constexpr auto kBroadcast = PathKind::kBroadcast;
 
 /// Every kind in turn, beside all-reduces, as a sharded step has them.
