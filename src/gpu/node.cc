@@ -1,5 +1,7 @@
 #include "gpu/node.h"
 
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "drivers/nccl/loader.h"
@@ -10,6 +12,8 @@ namespace {
 // Collectives inside a node need few thread blocks: what they move is bounded by the link between nodes, and the others
 // are the model's.
 constexpr int kMostCtas = 4;
+constexpr int kAbortLooks =
+    1000;  // of a millisecond: how long an abort waits for a call that is under way
 
 nc::Type type_of(DType t) {
   return t == DType::kFloat32   ? nc::Type::kFloat32
@@ -162,7 +166,11 @@ Status Node::check() const {
 void Node::abort() {
   if (aborted_.exchange(true)) return;
   // A thread that hangs inside NCCL holds the mutex; only the abort lets it go on.
-  const std::unique_lock lock(mutex_, std::chrono::seconds(1));
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  for (int looks = 0; !lock.owns_lock() && looks < kAbortLooks; ++looks) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    (void)lock.try_lock();
+  }
   if (scatter_ != nullptr) api_.comm_abort(scatter_);
   if (gather_ != nullptr) api_.comm_abort(gather_);
   scatter_ = gather_ = nullptr;

@@ -55,7 +55,7 @@ class Node {
   Status usable() const;
   const nc::Api& api_;
   int ranks_, rank_;
-  mutable std::timed_mutex mutex_;  ///< an abort frees the communicators
+  mutable std::mutex mutex_;  ///< an abort frees the communicators
   nc::Comm scatter_ = nullptr, gather_ = nullptr;
   std::atomic<bool> aborted_{false};
 };

@@ -35,7 +35,7 @@ def environment(**extra):
 class Launch:
     """N ranks of a script under way; end() waits for them (bounded) and kills what is left."""
 
-    def __init__(self, script, ranks, arguments=(), timeout=100, **extra):
+    def __init__(self, script, ranks, arguments=(), timeout=240, **extra):
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-torch-")
         self.folder = Path(self._folder.name)
         self.ranks = ranks

@@ -39,7 +39,7 @@ def choose(folder=None, nodes="two", **extra):
         extra["CHECKS_NODES"] = "1"
     if folder is not None:
         extra["PACELINE_LIBRARY"] = str(folder / "libpaceline.so")
-    done = Launch("checks_cuda_choice.py", 2, timeout=60, **extra).end()
+    done = Launch("checks_cuda_choice.py", 2, timeout=150, **extra).end()
     assert not done.hung, done.everything()
     for report in done.reports:
         assert report == {"the_choice": "ok", "it_ends_in_order": "ok"}, done.everything()

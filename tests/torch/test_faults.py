@@ -14,7 +14,7 @@ HOST = socket.gethostname()
 
 def survivors(which, ranks=3, **extra):
     """(reports of the ranks but 1, report of rank 1, everything printed)."""
-    done = Launch("faulty_ranks.py", ranks, [which], timeout=60, **extra).end()
+    done = Launch("faulty_ranks.py", ranks, [which], timeout=150, **extra).end()
     assert not done.hung, done.everything()
     others = [done.reports[r] for r in range(ranks) if r != 1]
     for report in others:
@@ -78,10 +78,10 @@ def test_an_uncaught_exception_elsewhere_is_told():
 
 def test_several_communicators_end_together_at_exit():
     started = time.monotonic()
-    done = Launch("many_communicators.py", 2, timeout=50).end()
+    done = Launch("many_communicators.py", 2, timeout=150).end()
     assert not done.hung and done.statuses == ["0", "0"], done.everything()
     assert all("made 6" in log for log in done.logs), done.everything()
-    assert time.monotonic() - started < 30  # a communicator that another rank does not close waits for 60 s
+    assert time.monotonic() - started < 58  # a communicator that another rank does not close waits for 60 s
 
 
 def python(code, **extra):

@@ -38,7 +38,7 @@ def test_rules(name, codec):
 
 @pytest.mark.parametrize("where", ["forward", "end"])
 def test_after_a_killed_rank_only_what_had_arrived_has_changed(where):
-    done = Launch("faulty_overlap.py", 2, ["killed", where], timeout=60).end()
+    done = Launch("faulty_overlap.py", 2, ["killed", where], timeout=150).end()
     assert not done.hung, done.everything()
     report, victim = done.reports
     assert report.get("kind") == "PeerLostError" and "rank 1" in report["text"], done.everything()
@@ -48,7 +48,7 @@ def test_after_a_killed_rank_only_what_had_arrived_has_changed(where):
 
 
 def test_a_stopped_rank_is_named_at_the_deadline():
-    done = Launch("faulty_overlap.py", 2, ["stopped", "forward"], timeout=60, PACELINE_TIMEOUT="4")
+    done = Launch("faulty_overlap.py", 2, ["stopped", "forward"], timeout=150, PACELINE_TIMEOUT="4")
     deadline = time.monotonic() + 40
     while not (done.folder / "report.0").exists() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -9,7 +9,7 @@ from paceline.errors import InvalidArgumentError
 
 @pytest.mark.parametrize("what", ["together", "disagree"])
 def test_communicators_beside_each_other(what):
-    done = Launch("checks_wire_threads.py", 3 if what == "together" else 2, [what], timeout=60).end()
+    done = Launch("checks_wire_threads.py", 3 if what == "together" else 2, [what], timeout=150).end()
     assert not done.hung and set(done.statuses) == {"0"}, done.everything()
     assert all("well" in log for log in done.logs), done.everything()
 

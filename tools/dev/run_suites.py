@@ -99,7 +99,7 @@ def pytest_suite(
     junit = OUT / f"{name}.xml"
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", *paths]
     full = {"PYTHONPATH": str(ROOT / "python"), **(env or {})}
-    return Suite(f"pytest:{name}", command, junit, full, 1500, alone)
+    return Suite(f"pytest:{name}", command, junit, full, 2700, alone)
 
 
 def fuzz_suites(seconds: int) -> list[Suite]:
