@@ -7,7 +7,8 @@
 
 Each rate is one `paceline lab` launch: links are calibrated, then all paths run in turn in the same processes, each a
 DDP wrapper over its own copy of the demo's model (10.6 M parameters); medians of the rounds count. A stretch of steps
-begins and ends with nothing under way, so the paths with overlap are charged for their last gradients too.
+begins and ends with nothing under way, so the paths with overlap are charged for their last gradients too. Those called
+unordered send their buckets as they come: what the order is worth.
 
 Floors: without a barrier max(compute, W / line); with one, the maximum over buckets of the time at which the bucket is
 ready plus what is left to send from there on, plus the optimizer. W: bytes on a node's link; line: 95 % of the rate;
@@ -37,12 +38,13 @@ _WARM_UP = 30  # the order of buckets is worked out twice before
 class Path_:
     """One way of training: its model, its optimizer, and what was measured."""
 
-    def __init__(self, name: str, codec: str | None, batch: int, overlap: bool = False) -> None:
+    def __init__(self, name: str, codec: str | None, batch: int) -> None:
         import torch.distributed as dist
         import train
         from torch.nn.parallel import DistributedDataParallel
 
         import paceline.torch
+        from paceline._torch.ddp import attachment_of
 
         self.name, self.codec, self.batch = name, codec, batch
         self.rounds: list[dict[str, float]] = []
@@ -54,16 +56,28 @@ class Path_:
         )
         os.environ.pop("PACELINE_DISABLE", None)
         self.optimizer = train.build_optimizer(self.model)
-        if overlap:
+        if self.overlaps:
             paceline.torch.DistributedOptimizer(self.optimizer, model=self.model, overlap="forward")
+        if name.endswith("unordered"):
+            attachment_of(self.model).overlap.order.learns = False
         self.data = train.Digits()
         self._step = train.train_step
+
+    @property
+    def overlaps(self) -> bool:
+        return self.name.endswith(("overlap", "unordered"))
 
     def step(self, index: int, rank: int) -> None:
         self._step(self.model, self.optimizer, *self.data.batch(index % 50, rank, size=self.batch))
 
+    def buckets(self) -> dict | None:
+        """In which order they are sent, and why; see BucketOrder.report()."""
+        from train_paths import order_of
+
+        return order_of(self.model) if self.overlaps else None
+
     def settle(self) -> None:
-        if hasattr(self.optimizer, "synchronize"):
+        if self.overlaps:
             self.optimizer.synchronize()
 
 
@@ -120,7 +134,7 @@ def rank_main(args: argparse.Namespace) -> None:
     paths = [none, Path_("ddp", "exact", args.batch)]
     for codec in args.codecs:
         paths.append(Path_(codec, codec, args.batch))
-        paths.append(Path_(f"{codec}-overlap", codec, args.batch, overlap=True))
+        paths += [Path_(f"{codec}-{kind}", codec, args.batch) for kind in ("overlap", "unordered")]
 
     def largest(value: float) -> float:
         word = torch.tensor([value], dtype=torch.float64)
@@ -144,7 +158,7 @@ def rank_main(args: argparse.Namespace) -> None:
         return {"seconds": largest(took) / args.steps, "cores": largest(cores), "wire": moved}
 
     for path in paths:
-        for index in range(_WARM_UP if path.name.endswith("overlap") else 5):
+        for index in range(_WARM_UP if path.overlaps else 5):
             path.step(index, rank)
         path.settle()
     for turn in range(args.rounds):
@@ -153,7 +167,7 @@ def rank_main(args: argparse.Namespace) -> None:
     if rank == 0:
         medians = {
             p.name: {k: statistics.median(r[k] for r in p.rounds) for k in p.rounds[0]}
-            | {"codec": p.codec, "rounds": [r["seconds"] for r in p.rounds]}
+            | {"codec": p.codec, "rounds": [r["seconds"] for r in p.rounds], "buckets": p.buckets()}
             for p in paths
         }
         Path(args.rank).write_text(
@@ -181,7 +195,7 @@ def run_rate(rate: str, args: argparse.Namespace) -> dict:
         if name == "none":
             continue
         sizes = [link_bytes(figures["codec"], n, args.nodes) for n in trace["elements"]]
-        if name.endswith("overlap"):
+        if figures["buckets"] is not None:
             figures["floor"] = floor_without_barrier(sum(sizes), compute, line)
         else:
             ready = list(zip(trace["ready_s"], sizes))

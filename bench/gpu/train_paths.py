@@ -98,6 +98,17 @@ def give_optimizer(path, optimizer, model):
     return optimizer
 
 
+def order_of(model):
+    """In which order the path's buckets are sent, and the times from which that follows; see BucketOrder.report()."""
+    from paceline._torch import ddp
+    from paceline.errors import UnsupportedError
+
+    try:
+        return ddp.attachment_of(model).overlap.order.report()
+    except UnsupportedError:
+        return None  # keeps torch's own all-reduce
+
+
 def settle(optimizer):
     """Gradients and updates that are under way count for the step that made them."""
     if hasattr(optimizer, "synchronize"):

@@ -26,6 +26,8 @@ import paceline.torch  # noqa: F401
 
 #: Seconds that the iterations timed at a stretch should take, and the least of them.
 _STRETCH, _LEAST = 0.6, 3
+#: The least without a barrier, where a stretch's first step and its end are no steps like the others.
+_LEAST_OVERLAPPED = 12
 _WARM_UP = 5
 #: Iterations in a trace.
 _PROFILED = 4
@@ -226,7 +228,8 @@ class Bench:
             seconds.append(time.perf_counter() - started)
         took = self.largest(min(seconds))
         variant.host = dict(zip(("host", "hook", "library"), map(self.largest, min(host))))
-        variant.iterations = max(_LEAST, min(50, round(_STRETCH / took)))
+        least = _LEAST_OVERLAPPED if train_paths.without_barrier(variant.path) else _LEAST
+        variant.iterations = max(least, min(50, round(_STRETCH / took)))
         variant.expected = took * (variant.iterations + 1)
 
     def measure(self):
@@ -315,6 +318,8 @@ class Bench:
             median["rounds"] = [r["seconds"] for r in variant.rounds]
             median["iterations"] = variant.iterations
             median.update(variant.host)
+            if train_paths.without_barrier(variant.path):
+                median["buckets"] = train_paths.order_of(variant.model)
             self.result["paths"][variant.path] = median
         compute = self.result["paths"].get("none", {}).get("seconds")
         for path, figures in self.result["paths"].items():

@@ -88,13 +88,14 @@ def test_a_picture_of_results(tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_small_on_cpus(tmp_path):
     done = run(
-        *("--smoke", "--slots", "1", "--rate", "1gbit", "--models", "bert", "--paths", "none", "ddp", "fp16"),
+        *("--smoke", "--slots", "1", "--rate", "1gbit", "--models", "bert"),
+        *("--paths", "none", "ddp", "fp16", "fp16-overlap"),
         *("--rounds", "2", "--limit", "300", "--out", str(tmp_path), "--profile", "fp16"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "train.json").read_text())["models"][0]
     paths = result["paths"]
-    assert set(paths) == {"none", "ddp", "fp16"} and not result["failed"]
+    assert set(paths) == {"none", "ddp", "fp16", "fp16-overlap"} and not result["failed"]
     assert all(len(figures["rounds"]) == 2 for figures in paths.values())
     elements = sum(result["trace"]["elements"])
     assert elements == result["parameters"]
@@ -105,6 +106,8 @@ def test_small_on_cpus(tmp_path):
     assert paths["fp16"]["floor"] >= paths["none"]["seconds"]
     assert 0 < paths["fp16"]["library"] < paths["fp16"]["hook"] < paths["fp16"]["host"]
     assert paths["ddp"]["hook"] == 0 < paths["ddp"]["host"]
+    buckets = paths["fp16-overlap"]["buckets"]
+    assert sorted(buckets["order"]) == list(range(len(buckets["ready"]))) and len(buckets["order"]) > 1
     assert "fp16" in (tmp_path / "train.txt").read_text()
     with gzip.open(tmp_path / "bert.fp16.trace.json.gz") as trace:
         assert any(

@@ -169,6 +169,8 @@ def test_backward_and_step_make_the_host_wait_for_nothing(trained):
 def test_a_layer_waits_for_its_own_bucket_and_its_stream_for_the_update(trained):
     model, made, communicator, overlap = trained
     one_pass(model, made)
+    overlap.order.order = sorted(overlap.order._seen, reverse=True)  # the first layer's goes first
+    one_pass(model, made)
     asked = LOG[-1][2]
     LOG.clear()
     operation = overlap._flights[-1].operation  # the first layer's
@@ -185,19 +187,42 @@ def test_a_layer_waits_for_its_own_bucket_and_its_stream_for_the_update(trained)
     assert communicator.arrived_ones >= {operation} and sum(f.arrived for f in overlap._flights) == 1
 
 
-def test_what_has_arrived_meanwhile_is_updated_but_not_waited_for_by_the_stream(trained):
+def test_what_arrives_meanwhile_is_updated_but_not_waited_for_by_the_stream(trained):
+    model, made, _, overlap = trained
+    one_pass(model, made)
+    asked = LOG[-1][2]
+    LOG.clear()
+    model.module[0](torch.ones(1, 4))  # its bucket comes last
+    records = [entry[2] for entry in LOG if entry[:2] == ("updates", "records")]
+    expected = []
+    for flight, event in zip(overlap._flights, records):
+        expected += [
+            ("host", "waits for", flight.operation),
+            ("updates", "waits for", asked),
+            ("updates", "joins", flight.operation),
+            ("updates", "updates", 1),
+            ("updates", "records", event),
+        ]
+    expected.append(("main", "waits for", records[-1]))
+    assert expected == LOG
+    LOG.clear()
+    model.module[2](torch.ones(1, 4))
+    assert [("main", "waits for", records[0])] == LOG
+
+
+def test_updates_meanwhile_end_when_the_wanted_bucket_has_arrived(trained):
     model, made, communicator, overlap = trained
     one_pass(model, made)
-    last = overlap._flights[0]  # of the last layer
-    communicator.arrived_ones.add(last.operation)
+    wanted = overlap._flights[-1]
+    there = communicator.arrived
+
+    def soon(operation):
+        return overlap._flights[0].arrived if operation == wanted.operation else there(operation)
+
+    communicator.arrived = soon
     LOG.clear()
     model.module[0](torch.ones(1, 4))
-    waits = [entry[2] for entry in LOG if entry[:2] == ("main", "waits for")]
-    records = [entry[2] for entry in LOG if entry[:2] == ("updates", "records")]
-    assert LOG.index(("updates", "joins", last.operation)) < LOG.index(("host", "waits for", last.operation + 2))
-    assert len(records) == 2 and waits == records[1:], (records, waits)
-    model.module[2](torch.ones(1, 4))
-    assert LOG[-1] == ("main", "waits for", records[0])
+    assert [f.arrived for f in overlap._flights] == [True, False, True]
 
 
 def test_no_update_is_enqueued_after_a_fault(trained):

@@ -20,6 +20,8 @@ class Carrier:
     """What the kinds have in common."""
 
     _window = _WINDOW
+    #: Whether buckets arrive in the order in which they were submitted.
+    in_order = False
 
     def __init__(self, attachment):
         self._attachment = attachment
@@ -47,14 +49,14 @@ class Carrier:
         if check is not None:
             check(optimizer)
 
-    def elements_per_second(self, like):
-        """Of an all-reduce of a buffer like this one; the better of three. Collective."""
-        best = 0.0
+    def seconds_of(self, like, elements, count):
+        """Of `count` all-reduces of so many elements, handed over at once; the least of three. Collective."""
+        probes = [torch.zeros(elements, dtype=like.dtype, device=like.device) for _ in range(count)]
+        best = float("inf")
         for _ in range(3):
-            probe = torch.zeros_like(like)
             started = time.perf_counter()
-            self.reduce_now(probe)
-            best = max(best, probe.numel() / (time.perf_counter() - started))
+            self.reduce_now(probes)
+            best = min(best, time.perf_counter() - started)
         return best
 
     def of_first_rank(self, numbers):
@@ -65,9 +67,13 @@ class CpuCarrier(Carrier):
     device = torch.device("cpu")
 
     def submit(self, flight):
-        """See Carrier. So much at a time that the link stays busy and what is wanted first arrives first."""
-        self._window = max(self._window, flight.buffer.numel() * flight.buffer.element_size() * 3 // 2)
-        return self._attachment.submit(flight.buffer, *flight.layout, window=self._window)
+        """See Carrier."""
+        return self._submit(flight.buffer, *flight.layout)
+
+    def _submit(self, buffer, segments, name):
+        """So much at a time that the link stays busy and what is wanted first arrives first."""
+        self._window = max(self._window, buffer.numel() * buffer.element_size() * 3 // 2)
+        return self._attachment.submit(buffer, segments, name, window=self._window)
 
     def carries(self, _buffer):
         return True
@@ -84,8 +90,9 @@ class CpuCarrier(Carrier):
         """Returns whether all ranks' numbers were finite; raises what failed."""
         return self._communicator.wait(operation)
 
-    def reduce_now(self, buffer):
-        self._communicator.wait(self._attachment.submit(buffer, None, "probe of the order of buckets"))
+    def reduce_now(self, buffers):
+        for operation in [self._submit(buffer, None, "probe of the order of buckets") for buffer in buffers]:
+            self._communicator.wait(operation)
 
     def requested(self):
         """Updates are about to be asked for: they come after what the script has done so far."""

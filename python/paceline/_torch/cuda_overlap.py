@@ -16,6 +16,8 @@ from paceline.errors import PacelineError
 
 
 class CudaCarrier(Carrier):
+    in_order = True
+
     def __init__(self, attachment):
         super().__init__(attachment)
         self.device = attachment.endpoint.device
@@ -49,10 +51,11 @@ class CudaCarrier(Carrier):
             self.steps.failed(error)
             raise
 
-    def reduce_now(self, buffer):
+    def reduce_now(self, buffers):
         stream = torch.cuda.current_stream(self.device)
-        operation = self._attachment.submit(buffer, None, b"probe of the order of buckets")
-        self._communicator.wait_operation(operation)
+        for buffer in buffers:
+            operation = self._attachment.submit(buffer, None, b"probe of the order of buckets")
+        self._communicator.wait_operation(operation)  # they arrive in order
         self._communicator.join(operation, stream.cuda_stream)
         stream.synchronize()
 

@@ -90,6 +90,7 @@ class Overlap:
         self._owners = {}
         self._stand_ins = {}
         self._flights = []
+        self._sent = []  # of those, in the order in which they were submitted
         self._under_way = 0
         self._finite = True
         self._stepped = []
@@ -141,6 +142,7 @@ class Overlap:
         self._under_way += 1
         try:
             flight.operation = self.carrier.submit(flight)
+            self._sent.append(flight)
         except BaseException:
             self._under_way -= 1
             ResidualSteps.ended(self.carrier.steps, True)
@@ -235,7 +237,7 @@ class Overlap:
             left = [(p, g) for p, g in flight.gradients if self.pending(p)]
             if left:
                 self._hand_out(flight, left)
-        self._flights = []
+        self._flights, self._sent = [], []
         stepped, self._stepped = self._stepped, []
         for optimizer in stepped:
             self.carrier.steps.optimizer_stepped(optimizer)
@@ -250,10 +252,11 @@ class Overlap:
             if flight is None:
                 return
             self._raise_error()
-            self.order.wanted(flight)
+            self.order.wanted()
             if flight.updates and not flight.arrived and not self.carrier.there(flight.operation):
-                self._update_what_is_there(until=flight)  # rather than wait idly
+                self._update_meanwhile(flight)
             self._make_usable(flight)
+            self.order.usable(flight)
 
     @_eager
     def finish_updates(self):
@@ -281,6 +284,18 @@ class Overlap:
             if until is not None and self.carrier.there(until.operation):
                 return
             if flight.updates and (flight.arrived or self.carrier.there(flight.operation)):
+                self._arrive(flight)
+                self._update(flight)
+
+    def _update_meanwhile(self, wanted):
+        """Carries out updates rather than wait idly for `wanted`, and ends when it has arrived."""
+        if not self.carrier.in_order:
+            self._update_what_is_there(until=wanted)
+            return
+        for flight in self._sent:  # each comes before `wanted`, so to wait for it costs nothing
+            if flight is wanted or self.carrier.there(wanted.operation):
+                return
+            if flight.updates:
                 self._arrive(flight)
                 self._update(flight)
 
@@ -339,7 +354,7 @@ class Overlap:
             for parameter, _ in flight.gradients:
                 if self.pending(parameter):
                     parameter.grad = None
-        self._flights = []
+        self._flights, self._sent = [], []
         self.reads.pending.clear()
         self.reads.stop()
         _live.discard(self)
