@@ -206,6 +206,26 @@ def the_first_layer_is_enqueued_before_the_last_gradients_have_arrived():
 
 
 @check
+def the_order_of_buckets_comes_from_the_devices_times():
+    """Printed for the log: what was measured. All ranks send in rank 0's order."""
+    model = wrap(network(width=1024), bucket_cap_mb=1)
+    optimizer = overlapped(sgd(model.parameters()), model)
+    train(model, optimizer, 40)
+    order = attachment_of(model).overlap.order
+    report = order.report()
+    if RANK == 0:
+        print({k: [round(1e3 * s, 3) for s in v] if k != "order" else v for k, v in report.items()}, flush=True)
+    count = len(order._sizes)
+    assert count > 2 and sorted(report["order"]) == list(range(count)), report
+    assert report["ready"] == sorted(report["ready"]) and report["ready"][0] == 0 < report["ready"][-1]
+    assert min(report["length"]) > 0 and min(report["ahead"]) >= 0 and report["ahead"] == report["behind"]
+    assert max(report["tail"]) == report["tail"][-1] > report["tail"][0] >= 0, "the first layer is wanted first"
+    orders = [None] * SIZE
+    dist.all_gather_object(orders, report["order"])
+    assert orders == [report["order"]] * SIZE, orders
+
+
+@check
 def gradients_under_way_are_named():
     model = wrap()
     optimizer = overlapped(sgd(model.parameters()), model)

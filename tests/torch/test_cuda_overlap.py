@@ -252,3 +252,43 @@ def test_gradients_in_hand_are_joined_by_the_stream_that_asks(trained):
         ("main", "joins", f.operation) for f in overlap._flights
     ]
     assert all(p.grad.sum().item() != 0 for p in parameters)
+
+
+class TimedEvent(FakeEvent):
+    """Happens when the test's clock says; one a mark."""
+
+    clock = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+        self.at = None
+
+    def record(self, stream):
+        assert stream.name == "main"
+        TimedEvent.clock += 0.25
+        self.at = TimedEvent.clock
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) * 1e3
+
+
+def test_the_order_is_worked_out_from_events_and_from_all_reduces_in_stream_order(trained, monkeypatch):
+    model, made, communicator, overlap = trained
+    monkeypatch.setattr(torch.cuda, "Event", TimedEvent)
+    overlap.carrier.process_group = dist.group.WORLD
+    for _ in range(4):
+        one_pass(model, made)
+    assert overlap.order.order is None
+    submitted = communicator.submitted
+    LOG.clear()
+    for _ in range(3):
+        one_pass(model, made)
+    probes = communicator.submitted - submitted - 3 * len(overlap._flights)
+    assert probes == 3 * (1 + 4), "one alone and four at once, three times"
+    joined = [LOG[i : i + 2] for i, entry in enumerate(LOG) if entry[0] == "host"]
+    joined = [pair[0][2] for pair in joined if pair[1] == ("main", "joins", pair[0][2])]
+    assert [b - a for a, b in zip(joined, joined[1:])] == [1, 1, 4, 4, 4], "the last of them is waited for"
+    step = overlap.order.step
+    assert sorted(overlap.order.order) == [0, 1, 2]
+    assert step.ready == pytest.approx([0.0, 0.25, 0.5])
+    assert step.tail == pytest.approx([0.25, 0.5, 0.75]), "the first layer's bucket has the longest"
