@@ -108,6 +108,7 @@ class TransferArgs(_Sized):
         ("bytes", c_uint64),
         ("name", c_char_p),
         ("timeout_s", c_double),
+        ("any_length", c_int32),
     ]
 
 

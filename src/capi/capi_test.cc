@@ -105,6 +105,23 @@ int collectives(int rank, int size, FileStore& store) {
   MUST(paceline_receive(comm, &t, &ops[1]) == PACELINE_OK);
   for (auto op : ops) MUST(paceline_wait(comm, op, -1, nullptr) == PACELINE_OK);
   MUST(in == std::vector<char>(70000, static_cast<char>('a' + (rank + size - 1) % size)));
+  // Messages whose length the sender says: none, short, long.
+  for (const size_t bytes : {size_t{0}, size_t{17}, size_t{69999}, size_t{70000}}) {
+    std::fill(in.begin(), in.end(), '-');
+    t.any_length = 1;
+    t.data = in.data();
+    t.bytes = in.size();
+    MUST(paceline_receive(comm, &t, &ops[1]) == PACELINE_OK);
+    t.peer = (rank + 1) % size;
+    t.data = out.data();
+    t.bytes = bytes;
+    MUST(paceline_send(comm, &t, &ops[0]) == PACELINE_OK);
+    t.peer = (rank + size - 1) % size;
+    for (auto op : ops) MUST(paceline_wait(comm, op, -1, nullptr) == PACELINE_OK);
+    const std::string want = std::string(bytes, static_cast<char>('a' + (rank + size - 1) % size)) +
+                             std::string(in.size() - bytes, '-');
+    MUST(std::string(in.begin(), in.end()) == want);
+  }
   paceline_stats stats{};
   stats.struct_size = sizeof stats;
   MUST(paceline_comm_stats(comm, &stats) == PACELINE_OK);

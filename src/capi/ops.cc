@@ -99,6 +99,7 @@ paceline_code transfer(paceline_comm* comm, const paceline_transfer_args* args, 
   t.tag = a.tag;
   t.data = a.data;
   t.bytes = a.bytes;
+  t.any_length = a.any_length != 0;
   t.timeout = to_time(a.timeout_s);
   assign(t.name, a.name);
   auto id = sending ? comm->runner->send(t) : comm->runner->receive(t);

@@ -46,7 +46,7 @@ std::string Description::title() const {
 }
 
 std::string Description::contents() const {
-  if (kind == kTransfer) return fmt::format("{} bytes", count);
+  if (kind == kTransfer) return count == kAnyLength ? "any length" : fmt::format("{} bytes", count);
   if (kind == static_cast<uint8_t>(plan::Collective::kBarrier)) return "nothing to carry";
   if (!shape.empty()) return fmt::format("{} {}", dtype_name(dtype), shape);
   return fmt::format("{} [{}]", dtype_name(dtype), count);

@@ -14,8 +14,9 @@ namespace paceline::engine {
 
 /// The metadata that all ranks of an operation must share (`name` is for messages only).
 struct Description {
-  static constexpr uint8_t kTransfer = 100;  ///< `kind` of point-to-point messages
-  uint8_t kind = 0;                          ///< plan::Collective, or kTransfer
+  static constexpr uint8_t kTransfer = 100;           ///< `kind` of point-to-point messages
+  static constexpr uint64_t kAnyLength = UINT64_MAX;  ///< `count` of a transfer: the sender's
+  uint8_t kind = 0;                                   ///< plan::Collective, or kTransfer
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   plan::Algorithm algorithm = plan::Algorithm::kAuto;

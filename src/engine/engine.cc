@@ -191,7 +191,7 @@ Result<OpId> EngineImpl::submit(const Operation& o, Time now) {
   auto slot = take_record();
   Record& r = *records_[slot];
   r.id = ++generation_ << 24 | slot;
-  r.transfer = false;
+  r.transfer = r.any_length = false;
   r.group = o.group;
   r.key = {g->stream, g->next_sequence++};
   describe_into(o, prepared->plan.request.algorithm, r.description);
@@ -405,7 +405,8 @@ Result<OpId> EngineImpl::transfer(const Transfer& t, bool sending, Time now) {
   r.key = {stream, transfer_sequences_[stream]++};
   r.description = {};
   r.description.kind = Description::kTransfer;
-  r.description.count = t.bytes;
+  r.description.count = t.any_length ? Description::kAnyLength : t.bytes;
+  r.any_length = t.any_length;
   r.description.name.assign(t.name, 0, Description::kTextLimit);
   r.digest = digest_of(r.description);
   r.timeout = t.timeout > 0 ? t.timeout : options_.default_timeout;
@@ -437,7 +438,7 @@ void EngineImpl::carried(const wire::Completion& c, Time now) {
     r.executor->complete(static_cast<uint32_t>(c.cookie), c, channel_);
     return settle(r);
   }
-  if (c.status && (r.sending || c.bytes == r.output_bytes)) {
+  if (c.status && (r.sending || r.any_length || c.bytes == r.output_bytes)) {
     ++statistics_.operations;
     statistics_.payload_bytes += r.input_bytes;
     return end(r, Status::ok());

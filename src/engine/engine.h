@@ -70,6 +70,8 @@ struct Transfer {
   uint32_t tag = 0;
   void* data = nullptr;  ///< read by sends, written by receives
   uint64_t bytes = 0;
+  /// The sender says how long the message is; a receive takes at most `bytes`. Both sides set it.
+  bool any_length = false;
   std::string name;
   Time timeout = 0;
 };

@@ -38,6 +38,7 @@ struct Record {
   State state = State::kFree;
   OpId id = 0;
   bool transfer = false;
+  bool any_length = false;
   bool sending = false;
   GroupId group = 0;
   OpKey key;
