@@ -111,22 +111,23 @@ bool check_tensors(const Gpu& gpu, const Kernels& kernels, Extent extent) {
   uint64_t failures = 0, cases = 0;
   std::vector<uint64_t> rows = {1, 700, 2049};
   if (extent == Extent::kFull) rows.push_back(50257);
-  for (const auto& [dtype, fp16] :
-       {std::pair{DType::kFloat32, false}, std::pair{DType::kFloat32, true},
-        std::pair{DType::kFloat16, false}, std::pair{DType::kBFloat16, false},
-        std::pair{DType::kBFloat16, true}})
+  for (const auto& [dtype, values] :
+       {std::pair{DType::kFloat32, DType::kFloat32}, std::pair{DType::kFloat32, DType::kFloat16},
+        std::pair{DType::kFloat32, DType::kBFloat16}, std::pair{DType::kFloat16, DType::kFloat16},
+        std::pair{DType::kBFloat16, DType::kBFloat16},
+        std::pair{DType::kBFloat16, DType::kFloat16}})
     for (const uint64_t count : rows)
       for (const uint64_t row_elements : {1U, 7U, 96U, 1000U})
         for (const uint64_t every : {1U, 3U, 50U}) {
           if (count > 10000 && (row_elements != 96 || every != 50)) continue;
           const uint64_t capacity = every == 1 ? (count + 1) / 2 : count;
-          const RowFormat format{dtype, fp16, count, row_elements, capacity};
+          const RowFormat format{dtype, values, count, row_elements, capacity};
           const uint64_t wrong = rows_differ(gpu, kernels, format, every);
           ++cases;
           failures += wrong;
           if (wrong != 0)
-            fmt::print("  FAILED rows: {} × {} {}, one in {}, fp16 {}\n", count, row_elements,
-                       paceline::dtype_name(dtype), every, fp16);
+            fmt::print("  FAILED rows: {} × {} {}, one in {}, as {}\n", count, row_elements,
+                       paceline::dtype_name(dtype), every, paceline::dtype_name(values));
         }
   fmt::print("check rows   {:4} cases, {} failures\n", cases, failures);
   const uint64_t segments = segments_differ(gpu, kernels);

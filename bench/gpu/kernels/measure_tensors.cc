@@ -16,7 +16,7 @@ void must(const paceline::Status& status) {
 /// GPT-2's table (50,257 rows of 1,024), of which a batch of 4,096 tokens touches some 3,500 rows.
 void sparse_rows(const Gpu& gpu, const Kernels& kernels, const Memory& flush,
                  std::vector<Row>& rows) {
-  const RowFormat format{DType::kFloat32, true, 50257, 1024, 4096};
+  const RowFormat format{DType::kFloat32, DType::kFloat16, 50257, 1024, 4096};
   const uint64_t elements = format.rows * format.row_elements;
   auto data = make_input(DType::kFloat32, elements, Kind::kNormal, 3);
   for (uint64_t row = 0; row < format.rows; ++row)

@@ -13,14 +13,8 @@ constexpr uint64_t padded(uint64_t bytes) { return (bytes + 15) / 16 * 16; }
 
 Status invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
 
-DType wire_dtype(const RowFormat& format) {
-  return format.fp16_values ? DType::kFloat16 : format.dtype;
-}
 uint64_t row_bytes(const RowFormat& format) {
-  return padded(format.row_elements * dtype_size(wire_dtype(format)));
-}
-uint64_t values_offset(const RowFormat& format) {
-  return kRowHead + padded(format.capacity * sizeof(uint32_t));
+  return padded(format.row_elements * dtype_size(format.values));
 }
 
 Status check_rows(const RowFormat& format) {
@@ -28,6 +22,10 @@ Status check_rows(const RowFormat& format) {
       format.dtype != DType::kBFloat16)
     return invalid(fmt::format("sparse rows: dtype {} is not one of float32, float16, bfloat16",
                                dtype_name(format.dtype)));
+  if (format.values != format.dtype && format.values != DType::kFloat16 &&
+      (format.values != DType::kBFloat16 || format.dtype != DType::kFloat32))
+    return invalid(fmt::format("sparse rows: values of {} for a gradient of {}",
+                               dtype_name(format.values), dtype_name(format.dtype)));
   if (format.rows == 0 || format.rows > kMaxElements || format.row_elements == 0)
     return invalid(
         fmt::format("sparse rows: {} rows of {} elements", format.rows, format.row_elements));
@@ -37,11 +35,12 @@ Status check_rows(const RowFormat& format) {
   return Status::ok();
 }
 
-/// Of kernels that are listed in this order: f32_f32, f16_f16, bf16_bf16, float32 with fp16 on the wire, bfloat16 with.
+/// Of kernels that are listed in this order: f32_f32, f16_f16, bf16_bf16, float32 with fp16 on the wire, bfloat16 with,
+/// float32 with bf16.
 KernelId of_rows(KernelId first, const RowFormat& format) {
   int step = format.dtype == DType::kFloat32 ? 0 : format.dtype == DType::kFloat16 ? 1 : 2;
-  if (format.fp16_values && format.dtype != DType::kFloat16)
-    step = format.dtype == DType::kFloat32 ? 3 : 4;
+  if (format.values != format.dtype)
+    step = format.values == DType::kBFloat16 ? 5 : format.dtype == DType::kFloat32 ? 3 : 4;
   return static_cast<KernelId>(static_cast<int>(first) + step);
 }
 
@@ -53,7 +52,11 @@ uint32_t warps_grid(uint64_t rows) {
 }  // namespace
 
 uint64_t encoded_row_bytes(const RowFormat& format) {
-  return values_offset(format) + format.capacity * row_bytes(format);
+  return used_row_bytes(format, format.capacity);
+}
+
+uint64_t used_row_bytes(const RowFormat& format, uint64_t count) {
+  return kRowHead + padded(count * sizeof(uint32_t)) + count * row_bytes(format);
 }
 
 uint64_t row_state_bytes(const RowFormat& format) { return padded(format.rows); }
@@ -64,17 +67,9 @@ Status enqueue_encode_rows(Launcher& launcher, const RowFormat& format,
   PACELINE_RETURN_IF_ERROR(check_aligned(a.gradient, "gradient", true));
   PACELINE_RETURN_IF_ERROR(check_aligned(a.encoded, "encoded", true));
   PACELINE_RETURN_IF_ERROR(check_aligned(a.state, "state", true));
-  RowsEncode argument{a.gradient,
-                      a.state,
-                      a.encoded,
-                      a.report,
-                      format.rows,
-                      format.row_elements,
-                      format.capacity,
-                      values_offset(format),
-                      row_bytes(format),
-                      encoded_row_bytes(format),
-                      a.scale};
+  RowsEncode argument{a.gradient,      a.state,           a.encoded,
+                      a.report,        format.rows,       format.row_elements,
+                      format.capacity, row_bytes(format), a.scale};
   const KernelId flag =
       format.dtype == DType::kFloat32 ? KernelId::rows_flag_32 : KernelId::rows_flag_16;
   PACELINE_RETURN_IF_ERROR(launcher.launch(flag, warps_grid(format.rows), kRowThreads, &argument));
@@ -97,7 +92,6 @@ Status enqueue_combine_rows(Launcher& launcher, const RowFormat& format,
   argument.rows = format.rows;
   argument.row_elements = format.row_elements;
   argument.capacity = format.capacity;
-  argument.values_offset = values_offset(format);
   argument.row_bytes = row_bytes(format);
   argument.scale = a.scale;
   argument.sources = static_cast<uint32_t>(a.encoded.size());

@@ -114,14 +114,13 @@ struct TopKCombine {
 struct RowsEncode {
   Address gradient, flags, encoded, report;  ///< flags: a byte per row
   uint64_t rows, row_elements, capacity;
-  uint64_t values_offset, row_bytes,
-      end_offset;  ///< of the encoding; row_bytes is a multiple of 16
+  uint64_t row_bytes;  ///< of the encoding; a multiple of 16
   float scale;
 };
 
 struct RowsCombine {
   Address output;
-  uint64_t rows, row_elements, capacity, values_offset, row_bytes;
+  uint64_t rows, row_elements, capacity, row_bytes;
   float scale;
   uint32_t sources;
   Address encoded[kSourceLimit];
@@ -130,6 +129,10 @@ struct RowsCombine {
 inline constexpr uint32_t kRowThreads = 256;    ///< a warp takes a row
 inline constexpr uint32_t kListThreads = 1024;  ///< one block
 inline constexpr uint32_t kRowHead = 16;        ///< bytes before the list of rows
+/// Where the values of an encoding of `used` rows begin.
+PACELINE_ON_BOTH constexpr uint64_t row_values(uint64_t used) {
+  return kRowHead + (used * sizeof(uint32_t) + 15) / 16 * 16;
+}
 
 /// Copies between segments. A block moves kCopyBytes of one of them; `first` holds the number of each one's first block.
 inline constexpr uint32_t kCopyThreads = 256;
@@ -203,11 +206,13 @@ PACELINE_ON_BOTH constexpr uint32_t sampled_chunk(uint32_t index, uint32_t step)
   X(rows_encode_bf16_bf16, RowsEncode)   \
   X(rows_encode_f32_f16, RowsEncode)     \
   X(rows_encode_bf16_f16, RowsEncode)    \
+  X(rows_encode_f32_bf16, RowsEncode)    \
   X(rows_combine_f32_f32, RowsCombine)   \
   X(rows_combine_f16_f16, RowsCombine)   \
   X(rows_combine_bf16_bf16, RowsCombine) \
   X(rows_combine_f16_f32, RowsCombine)   \
   X(rows_combine_f16_bf16, RowsCombine)  \
+  X(rows_combine_bf16_f32, RowsCombine)  \
   X(copy_segments, CopySegments)
 #define PACELINE_KERNELS(X) \
   PACELINE_DENSE_KERNELS(X) \

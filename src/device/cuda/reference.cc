@@ -65,11 +65,13 @@ constexpr std::array<KernelFunction, kKernelCount> kFunctions = {
     unwrap<RowsEncode, encode_rows<BFloat16, BFloat16>>,
     unwrap<RowsEncode, encode_rows<Float32, Float16>>,
     unwrap<RowsEncode, encode_rows<BFloat16, Float16>>,
+    unwrap<RowsEncode, encode_rows<Float32, BFloat16>>,
     unwrap<RowsCombine, combine_rows<Float32, Float32>>,
     unwrap<RowsCombine, combine_rows<Float16, Float16>>,
     unwrap<RowsCombine, combine_rows<BFloat16, BFloat16>>,
     unwrap<RowsCombine, combine_rows<Float16, Float32>>,
     unwrap<RowsCombine, combine_rows<Float16, BFloat16>>,
+    unwrap<RowsCombine, combine_rows<BFloat16, Float32>>,
     unwrap<CopySegments, copy_segments>,
 };
 

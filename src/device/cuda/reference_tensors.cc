@@ -19,7 +19,7 @@ void flag_rows(const RowsEncode& a) {
 }
 
 void list_rows(const RowsEncode& a) {
-  std::memset(at<void>(a.encoded), 0, a.values_offset);
+  std::memset(at<void>(a.encoded), 0, kRowHead);
   auto& count = *at<uint32_t>(a.encoded);
   auto* list = at<uint32_t>(a.encoded + kRowHead);
   for (uint64_t row = 0; row < a.rows; ++row) {
@@ -27,18 +27,21 @@ void list_rows(const RowsEncode& a) {
     if (count < a.capacity) list[count] = static_cast<uint32_t>(row);
     ++count;
   }
+  const uint64_t used = std::min<uint64_t>(count, a.capacity);
+  std::fill(list + used, at<uint32_t>(a.encoded + row_values(used)), 0);
   if (count > a.capacity) add_report(a.report, kReportRows);
 }
 
 template <class From, class Wire>
 void encode_rows(const RowsEncode& a) {
-  std::memset(at<void>(a.encoded + a.values_offset), 0, a.capacity * a.row_bytes);
   const uint64_t count = std::min<uint64_t>(*at<const uint32_t>(a.encoded), a.capacity);
+  const Address values = a.encoded + row_values(count);
+  std::memset(at<void>(values), 0, count * a.row_bytes);
   uint32_t report = 0;
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t row = at<const uint32_t>(a.encoded + kRowHead)[i];
     const auto* from = at<const typename From::Bits>(a.gradient) + row * a.row_elements;
-    auto* to = at<typename Wire::Bits>(a.encoded + a.values_offset + i * a.row_bytes);
+    auto* to = at<typename Wire::Bits>(values + i * a.row_bytes);
     for (uint64_t e = 0; e < a.row_elements; ++e)
       to[e] = saturated<Wire>(From::widen(from[e]) * a.scale, report);
   }
@@ -56,10 +59,11 @@ void combine_rows(const RowsCombine& a) {
     for (uint32_t source = 0; source < a.sources; ++source) {
       const Address encoded = a.encoded[source];
       const auto* list = at<const uint32_t>(encoded + kRowHead);
-      const auto* end = list + std::min<uint64_t>(*at<const uint32_t>(encoded), a.capacity);
+      const uint64_t used = std::min<uint64_t>(*at<const uint32_t>(encoded), a.capacity);
+      const auto* end = list + used;
       const auto* place = std::lower_bound(list, end, row);
       if (place != end && *place == row)
-        found.push_back(at<const typename Wire::Bits>(encoded + a.values_offset +
+        found.push_back(at<const typename Wire::Bits>(encoded + row_values(used) +
                                                       (place - list) * a.row_bytes));
     }
     for (uint64_t e = 0; e < a.row_elements; ++e) {
@@ -82,10 +86,12 @@ template void encode_rows<Float16, Float16>(const RowsEncode&);
 template void encode_rows<BFloat16, BFloat16>(const RowsEncode&);
 template void encode_rows<Float32, Float16>(const RowsEncode&);
 template void encode_rows<BFloat16, Float16>(const RowsEncode&);
+template void encode_rows<Float32, BFloat16>(const RowsEncode&);
 template void combine_rows<Float32, Float32>(const RowsCombine&);
 template void combine_rows<Float16, Float16>(const RowsCombine&);
 template void combine_rows<BFloat16, BFloat16>(const RowsCombine&);
 template void combine_rows<Float16, Float32>(const RowsCombine&);
 template void combine_rows<Float16, BFloat16>(const RowsCombine&);
+template void combine_rows<BFloat16, Float32>(const RowsCombine&);
 
 }  // namespace paceline::device::cuda::reference

@@ -57,9 +57,9 @@ __device__ void list(const RowsEncode& a) {
     if (flagged && place < a.capacity) rows[place] = static_cast<uint32_t>(row);
     listed += __reduce_add_sync(kAllLanes, mine);
   }
-  const uint64_t slots = (a.values_offset - kRowHead) / sizeof(uint32_t);
   const uint64_t used = min(uint64_t{listed}, a.capacity);
-  for (uint64_t i = used + threadIdx.x; i < slots; i += kListThreads) rows[i] = 0;
+  const uint64_t slots = (row_values(used) - kRowHead) / sizeof(uint32_t);
+  if (used + threadIdx.x < slots) rows[used + threadIdx.x] = 0;
   if (threadIdx.x >= 4) return;
   at<uint32_t>(a.encoded)[threadIdx.x] = threadIdx.x == 0 ? listed : 0;
   if (threadIdx.x == 0 && listed > a.capacity && a.report != 0)
@@ -67,25 +67,25 @@ __device__ void list(const RowsEncode& a) {
 }
 static_assert(kListThreads / 32 == 32, "a lane for each warp's count");
 
-/// A warp takes a place of the encoding: its row, or zeros.
+/// A warp takes a place of the encoding and fills it with its row.
 template <class From, class Wire>
 __device__ void encode(const RowsEncode& a) {
   const uint64_t place = uint64_t{blockIdx.x} * kRowWarps + threadIdx.x / 32;
-  if (place >= a.capacity) return;
-  const bool used = place < *at<const uint32_t>(a.encoded);
-  const uint64_t row = used ? at<const uint32_t>(a.encoded + kRowHead)[place] : 0;
+  const uint64_t used = min(uint64_t{*at<const uint32_t>(a.encoded)}, a.capacity);
+  if (place >= used) return;
+  const uint64_t row = at<const uint32_t>(a.encoded + kRowHead)[place];
   const auto* from = at<const typename From::Bits>(a.gradient) + row * a.row_elements;
-  auto* to = at<typename Wire::Bits>(a.encoded + a.values_offset + place * a.row_bytes);
+  auto* to = at<typename Wire::Bits>(a.encoded + row_values(used) + place * a.row_bytes);
   const uint64_t slots = a.row_bytes / sizeof(typename Wire::Bits);
   uint32_t report = 0;
   const auto value = [&](uint64_t e, typename From::Bits bits) {
-    if (!used || e >= a.row_elements) return typename Wire::Bits{0};
+    if (e >= a.row_elements) return typename Wire::Bits{0};
     return saturated<Wire>(__fmul_rn(From::widen(bits), a.scale), report);
   };
   if (a.row_elements % 8 == 0) {  // rows begin at multiples of 16 bytes on both sides
     for (uint64_t e = threadIdx.x % 32 * 4; e < slots; e += 128) {
       using In = Pack<typename From::Bits, 4>;
-      const In in = used && e < a.row_elements ? In::load(from + e) : In{};
+      const In in = e < a.row_elements ? In::load(from + e) : In{};
       Pack<typename Wire::Bits, 4> out;
 #pragma unroll
       for (int j = 0; j < 4; ++j) out.of[j] = value(e + j, in.of[j]);
@@ -93,7 +93,7 @@ __device__ void encode(const RowsEncode& a) {
     }
   } else {
     for (uint64_t e = threadIdx.x % 32; e < slots; e += 32)
-      to[e] = value(e, used && e < a.row_elements ? from[e] : typename From::Bits{0});
+      to[e] = value(e, e < a.row_elements ? from[e] : typename From::Bits{0});
   }
   add_report(a.report, report);
 }
@@ -133,7 +133,7 @@ __device__ void combine(const RowsCombine& a) {
       const auto used = static_cast<uint32_t>(min(uint64_t{count}, a.capacity));
       const uint32_t place =
           place_of(at<const uint32_t>(encoded + kRowHead), used, static_cast<uint32_t>(row));
-      if (place < used) values = encoded + a.values_offset + place * a.row_bytes;
+      if (place < used) values = encoded + row_values(used) + place * a.row_bytes;
     }
     mine[lane] = values;
     whole = __all_sync(kAllLanes, whole);
@@ -248,10 +248,12 @@ PACELINE_ROWS(f16_f16, F16, F16)
 PACELINE_ROWS(bf16_bf16, BF16, BF16)
 PACELINE_ROWS(f32_f16, F32, F16)
 PACELINE_ROWS(bf16_f16, BF16, F16)
+PACELINE_ROWS(f32_bf16, F32, BF16)
 PACELINE_ROWS_BACK(f32_f32, F32, F32)
 PACELINE_ROWS_BACK(f16_f16, F16, F16)
 PACELINE_ROWS_BACK(bf16_bf16, BF16, BF16)
 PACELINE_ROWS_BACK(f16_f32, F16, F32)
 PACELINE_ROWS_BACK(f16_bf16, F16, BF16)
+PACELINE_ROWS_BACK(bf16_f32, BF16, F32)
 
 }  // namespace paceline::device::cuda
