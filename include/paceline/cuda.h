@@ -44,6 +44,10 @@ typedef struct paceline_cuda_args {
   void* stream; /* the stream on which `data` is produced */
   const char* name;
   double factor; /* multiplied into every rank's values; 0: 1 */
+  /* Not 0: the buffer has rows of so many elements, most of them zero, as the gradient of an embedding has. Only the others
+   * travel (codecs none, fp16, bf16) while that takes fewer bytes: decided alike on all ranks by what the last operation
+   * of this name and size has met, which the call waits for where it has not arrived yet. */
+  uint64_t row_elements;
 } paceline_cuda_args;
 
 /* Reduce-scatter: `input` has a block of `count` elements for every rank, in their order, `output` is one. All-gather: the
@@ -72,6 +76,8 @@ typedef struct paceline_cuda_stats {
   uint64_t operations;
   uint64_t wire_bytes; /* this rank handed to the wire, without headers */
   uint64_t device_bytes, pinned_bytes, residual_bytes;
+  /* of operations by rows: rows that this rank sent to each other node, and the bounds of their plans */
+  uint64_t rows_sent, rows_bound;
 } paceline_cuda_stats;
 
 /* 1 when a driver, a device and the stream memory operations are there; 0: `reason` (cut to capacity) names what is
@@ -86,7 +92,7 @@ PACELINE_API paceline_code paceline_cuda_create(paceline_comm* comm,
  * their memory is taken too; else by the first operation that asks for such a codec, which must find nothing under way. */
 PACELINE_API paceline_code paceline_cuda_reserve(paceline_cuda* cuda, uint64_t bytes,
                                                  uint64_t largest);
-/* Enqueues; returns at once. The data may be used on `stream` again after paceline_cuda_join(). */
+/* Enqueues; returns at once (by rows: see there). The data may be used on `stream` again after paceline_cuda_join(). */
 PACELINE_API paceline_code paceline_cuda_all_reduce(paceline_cuda* cuda,
                                                     const paceline_cuda_args* args,
                                                     paceline_op* op);

@@ -45,6 +45,7 @@ class CudaArgs(_library._Sized):
         ("stream", c_void_p),
         ("name", c_char_p),
         ("factor", c_double),
+        ("row_elements", c_uint64),
     ]
 
 
@@ -75,6 +76,8 @@ class CudaStats(_library._Sized):
         ("device_bytes", c_uint64),
         ("pinned_bytes", c_uint64),
         ("residual_bytes", c_uint64),
+        ("rows_sent", c_uint64),
+        ("rows_bound", c_uint64),
     ]
 
 
@@ -210,12 +213,14 @@ class CudaCommunicator:
         segments=None,
         name=b"",
         factor=1.0,
+        row_elements=0,
     ):
         """Enqueues the reduction in place of `count` elements at `pointer`, after what `stream` holds by now.
 
         Returns the operation at once; the data may be used again on a stream that has passed :meth:`join`.
         segments: an array made by communicator.segment_array(), kept alive by the caller; name: bytes, for messages;
-        factor: multiplied into every rank's values.
+        factor: multiplied into every rank's values; row_elements: not 0 where the buffer has rows of so many elements
+        and few of them are not zero: only those travel, while that takes fewer bytes.
         """
         args = CudaArgs(
             data=pointer,
@@ -228,6 +233,7 @@ class CudaCommunicator:
             stream=stream,
             name=name,
             factor=factor,
+            row_elements=row_elements,
         )
         if segments is not None:
             args.segments = segments
@@ -304,7 +310,7 @@ class CudaCommunicator:
         return core._text(self._library.paceline_cuda_describe(self._open()))
 
     def stats(self):
-        """Counters as a dict: operations, wire_bytes (without headers), device, pinned and residual memory."""
+        """Counters as a dict: operations, wire_bytes (without headers), device, pinned and residual memory, rows."""
         raw = CudaStats()
         self._check(self._library.paceline_cuda_stats_get(self._open(), byref(raw)))
         return {name: getattr(raw, name) for name, _ in raw._fields_ if name != "struct_size"}

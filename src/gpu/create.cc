@@ -251,7 +251,8 @@ Status Path::make_slots() {
   slot_bytes_ = std::max(options_.piece_bytes, kPieceGranule * sizeof(float)) * 17 / 16 +
                 2 * kPieceGranule + nodes * (kPartGranule * sizeof(float) + 2 * kHostAlign);
   slot_bytes_ = (slot_bytes_ + kHostAlign - 1) / kHostAlign * kHostAlign;
-  out_state_bytes_ = most_selection_bytes(widest);
+  // By rows it takes a byte a row of a piece, which has 16 at least.
+  out_state_bytes_ = std::max(most_selection_bytes(widest), slot_bytes_ / 16);
   out_slots_.resize(kOutSlots);
   for (auto& s : out_slots_) {
     PACELINE_ASSIGN(s.memory, objects_.memory(slot_bytes_, "encodings on their way out"));
@@ -377,6 +378,7 @@ Status Path::warm_up_codecs() {
       PACELINE_RETURN_IF_ERROR(kernels_->combine(format, c, out_));
     }
   }
+  PACELINE_RETURN_IF_ERROR(warm_up_rows());
   return drain(out_, "the first kernels", kDrainSeconds);
 }
 

@@ -237,7 +237,9 @@ Status Path::enqueue_piece_out(Job& job, size_t index) {
   const int nodes = plan.scatters() ? shape_.nodes : 1;
   for (int n = 0; n < nodes; ++n) {
     const Span part = plan.part(piece, n);
-    if (part.elements > 0)
+    if (plan.by_rows())
+      PACELINE_RETURN_IF_ERROR(encode_rows(job, piece, slot.memory));
+    else if (part.elements > 0)
       PACELINE_RETURN_IF_ERROR(encode_part(job, part, n, slot.memory + plan.slot(piece, n)));
   }
   if (!alone) {
@@ -313,7 +315,9 @@ Status Path::enqueue_in(Job& job, size_t index) {
   ++lane.in_issued;
   PACELINE_RETURN_IF_ERROR(await_piece(job, index, lane));
   const Span part = plan.part(piece, shape_.node);
-  if (part.elements > 0) {
+  if (plan.by_rows()) {
+    PACELINE_RETURN_IF_ERROR(enqueue_rows_in(job, index, lane));
+  } else if (part.elements > 0) {
     const auto nodes = static_cast<uint64_t>(shape_.nodes);
     PACELINE_CUDA_CALL(api_, memcpy_htod_async, lane.in_slots, o.host + piece.in_offset,
                        nodes * piece.slot_bytes, lane.in);

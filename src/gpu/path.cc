@@ -159,11 +159,12 @@ Result<uint64_t> Path::count_that_fits(PathRequest q) {
   for (;;) {
     PACELINE_ASSIGN(auto plan, plan_for(q));
     if (plan->host_bytes <= ring_.size() / (q.count == all ? 1 : 2)) return q.count;
-    if (q.count <= kPieceGranule)
+    const uint64_t granule = cut_granule(q);
+    if (q.count <= granule)
       return Status(Code::kResourceExhausted,
                     fmt::format("{} of pinned memory can't hold the smallest piece, {}, twice",
                                 bytes_text(ring_.size()), bytes_text(plan->host_bytes)));
-    q.count = std::max<uint64_t>(q.count / 2 / kPieceGranule, 1) * kPieceGranule;
+    q.count = std::max<uint64_t>(q.count / 2 / granule, 1) * granule;
   }
 }
 
@@ -184,6 +185,11 @@ Result<uint64_t> Path::all_reduce_checked(const AllReduce& r) {
                   fmt::format("all-reduce '{}': {} is not reduced here; float32, float16 and "
                               "bfloat16 are",
                               r.name, dtype_name(r.dtype)));
+  if (r.row_elements > 0 && r.count % r.row_elements != 0)
+    return fail(fmt::format("{} elements are not whole rows of {}", r.count, r.row_elements));
+  if (r.row_elements > 0 && has_residual(format.codec))
+    return fail(fmt::format("rows travel as none, fp16 or bf16, not as {}, which keeps residuals",
+                            codec_name(format.codec)));
   if (r.count > 0 && r.data == 0) return fail("the buffer is null");
   if (r.data % 16 != 0) return fail("the buffer is not aligned to 16 bytes");
   uint64_t covered = 0;
@@ -203,23 +209,29 @@ Result<uint64_t> Path::all_reduce_checked(const AllReduce& r) {
   q.count = r.count;
   q.piece_bytes = options_.piece_bytes;
   q.lanes = options_.lanes;
+  q.row_elements = r.row_elements;
+  RowsMet* met = nullptr;
+  if (q.row_elements > 0) {
+    met = &rows_met(r, q);
+    PACELINE_ASSIGN(const bool by_rows, goes_by_rows(*met, q));
+    if (!by_rows) q.row_elements = 0;
+    met->last.clear();
+  }
   PACELINE_ASSIGN(const uint64_t count, count_that_fits(q));
   uint64_t last = 0;
   for (uint64_t first = 0; first < std::max<uint64_t>(r.count, 1); first += count) {
-    PACELINE_ASSIGN(last, submit(r, format, first, std::min(count, r.count - first)));
+    q.count = std::min(count, r.count - first);
+    PACELINE_ASSIGN(auto operation, submit(r, q, first));
+    last = operation->sequence;
+    if (q.row_elements > 0) met->last.push_back(std::move(operation));
     if (count == 0) break;
   }
   return last;
 }
 
-Result<uint64_t> Path::submit(const AllReduce& r, const device::cuda::WireFormat& format,
-                              uint64_t first, uint64_t count) {
-  PathRequest q;
-  q.shape = shape_;
-  q.format = format;
-  q.count = count;
-  q.piece_bytes = options_.piece_bytes;
-  q.lanes = options_.lanes;
+Result<std::shared_ptr<const Operation>> Path::submit(const AllReduce& r, const PathRequest& q,
+                                                      uint64_t first) {
+  const auto& format = q.format;
   PACELINE_ASSIGN(auto plan, plan_for(q));
   Job job = make_job(plan, r.name);
   job.data = r.data + first * dtype_size(r.dtype);
@@ -236,7 +248,8 @@ Result<uint64_t> Path::submit(const AllReduce& r, const device::cuda::WireFormat
     by_name.push_back({std::hash<std::string>()(job.operation->name), 0, r.count});
   job.segments = r.segments.empty() ? &by_name : &r.segments;
   job.segments_first = first;
-  return launch(job, r.stream);
+  PACELINE_RETURN_IF_ERROR(launch(job, r.stream).status());
+  return std::shared_ptr<const Operation>(job.operation);
 }
 
 Path::Job Path::make_job(std::shared_ptr<const PathPlan> plan, const std::string& name) {
@@ -248,6 +261,7 @@ Path::Job Path::make_job(std::shared_ptr<const PathPlan> plan, const std::string
   o->shape = plan->reports() ? fmt::format("{} of [{}] of {} as {}", kind_name(q.kind), q.count,
                                            dtype_name(q.format.dtype), codec_name(q.format.codec))
                              : fmt::format("{} of {} bytes", kind_name(q.kind), q.count);
+  if (plan->by_rows()) o->shape += fmt::format(" by rows of {}", q.row_elements);
   auto region = ring_.take(plan->host_bytes, o->sequence);
   o->host = host_ + region.offset;
   o->tenant = region.tenant;
@@ -462,6 +476,8 @@ paceline_cuda_stats Path::statistics() const {
   paceline_cuda_stats s{};
   s.operations = pump_ ? pump_->operations() : 0;
   s.wire_bytes = pump_ ? pump_->wire_bytes() : 0;
+  s.rows_sent = pump_ ? pump_->rows_sent() : 0;
+  s.rows_bound = pump_ ? pump_->rows_bound() : 0;
   for (const DeviceObjects* objects :
        {&objects_, static_cast<const DeviceObjects*>(reserved_.get()),
         static_cast<const DeviceObjects*>(residual_memory_.get())}) {

@@ -14,7 +14,8 @@
 //   gather after all lanes: the done flag; after the node's other ranks have theirs (the met flag), for NCCL's
 //          kernels hold thread blocks while they wait for each other; all-gather in the node, the operation's event
 //
-// Reduce-scatter, all-gather and broadcast (collectives.cc) are walks over the same streams that leave steps out.
+// Reduce-scatter, all-gather and broadcast (collectives.cc) are walks over the same streams that leave steps out. An
+// all-reduce by rows (path_rows.cc) has encodings that tell the host how long they are.
 //
 // Rules, each of which a hang taught. Nothing is queued behind a wait that the wait needs: an operation's way out is
 // enqueued before its way in, and its streams' waits depend on earlier ones of the same operation or on earlier
@@ -30,6 +31,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -88,6 +90,9 @@ struct AllReduce {
   double ratio = 0;
   double momentum = 0;
   double factor = 1;  ///< multiplied into every rank's values
+  /// Not 0: the buffer has rows of so many elements, of which few are not zero. Only those travel, while that takes fewer
+  /// bytes: what the last operation of this name and shape had decides.
+  uint64_t row_elements = 0;
   std::vector<ResidualRange> segments;
   cu::Stream stream = nullptr;
   std::string name;
@@ -156,6 +161,11 @@ class Path {
     cu::Event encoded = nullptr;
     cu::Event copied = nullptr;  ///< of `copied_`: the last use
     uint32_t flag = 0;           ///< the out flag's value then
+  };
+  /// What all-reduces by rows of a name and shape have met; the same on all ranks.
+  struct RowsMet {
+    std::vector<std::shared_ptr<const Operation>> last;  ///< that the last one was cut into
+    int dense = 0;                                       ///< turns that still go dense
   };
   /// What one call needs beside its plan.
   struct Job {
@@ -233,6 +243,13 @@ class Path {
   Status enqueue_moved_in(Job& job, size_t index);
   Status enqueue_spread(Job& job);
 
+  // path_rows.cc
+  Result<bool> goes_by_rows(RowsMet& met, PathRequest q);
+  RowsMet& rows_met(const AllReduce& request, const PathRequest& q);
+  Status encode_rows(const Job& job, const PathPiece& piece, cu::DevicePtr to);
+  Status enqueue_rows_in(const Job& job, size_t index, const Lane& lane);
+  Status warm_up_rows();
+
   // path_residuals.cc
   void settle_sums();
   Status ensure_residuals(bool velocity, bool sums);
@@ -251,8 +268,9 @@ class Path {
   void launch_later(const Job& job);
   Status wait_finished() const;
   [[nodiscard]] bool launches_later() const { return launcher_ != nullptr; }
-  Result<uint64_t> submit(const AllReduce& request, const device::cuda::WireFormat& format,
-                          uint64_t first, uint64_t count);
+  /// q: of the part that begins at element `first`.
+  Result<std::shared_ptr<const Operation>> submit(const AllReduce& request, const PathRequest& q,
+                                                  uint64_t first);
   Status usable(const char* what);
   /// What can't be the caller's mistake ends the path on all ranks: the others would wait for this one.
   Status ended_by(Status status);
@@ -324,6 +342,7 @@ class Path {
   std::vector<uint32_t> out_after_;  ///< ring like ends_: out_issued_ behind operation s
   size_t next_slot_ = 0;
   std::vector<std::shared_ptr<const PathPlan>> plans_;
+  std::map<std::string, RowsMet> rows_met_;
   std::mutex failing_;
   std::mutex sums_books_;  ///< of sum_residuals_: the launcher's too
   bool destroyed_ = false;

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
+
+#include "device/cuda/layout.h"
 
 namespace paceline::gpu {
 namespace {
@@ -13,6 +16,8 @@ using device::cuda::WireCodec;
 constexpr uint64_t kShort = 64 * 1024;
 // Of 1,500 bytes of a packet TCP carries 1,448; with preamble, checksum and gap it takes 1,538 on the line.
 constexpr double kEthernet = 1538.0 / 1448.0;
+// What an encoding of rows takes beside them: its head, and its list rounded up.
+constexpr uint64_t kRowSpare = 32;
 
 uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
@@ -36,14 +41,38 @@ Status check(const PathRequest& q) {
                                             dtype_name(dtype))};
   if (q.lanes < 1 || q.lanes > 64)
     return {Code::kInvalidArgument, fmt::format("{} lanes; 1 to 64 can be", q.lanes)};
+  if (q.row_elements > 0 && !takes_rows(q))
+    return {Code::kInvalidArgument,
+            fmt::format("{} elements of {} do not travel as {} by rows of {}", q.count,
+                        dtype_name(dtype), codec_name(q.format.codec), q.row_elements)};
   if (q.piece_bytes < 4096 || q.piece_bytes > (1ULL << 30))
     return {Code::kInvalidArgument,
             fmt::format("pieces of {} bytes; 4096 to 1073741824 can be", q.piece_bytes)};
   return Status::ok();
 }
 
+/// The least number of rows after which the next one is aligned as kernels ask.
+uint64_t row_granule(const PathRequest& q) {
+  constexpr uint64_t kKernelAlign = 16;
+  return kKernelAlign / std::gcd(q.row_elements * dtype_size(q.format.dtype), kKernelAlign);
+}
+
+device::cuda::RowFormat format_of_rows(const PathRequest& q, uint64_t rows) {
+  return {q.format.dtype, device::cuda::dense_wire_dtype(q.format), rows, q.row_elements, rows};
+}
+
+/// Rows of a whole piece.
+uint64_t piece_rows(const PathRequest& q) {
+  const auto format = format_of_rows(q, 1);
+  constexpr uint64_t kMany = 64;
+  const uint64_t each =
+      (device::cuda::used_row_bytes(format, kMany) - device::cuda::used_row_bytes(format, 0)) /
+      kMany;
+  return q.piece_bytes / each / row_granule(q) * row_granule(q);
+}
+
 int hops_of(const PathRequest& q, uint64_t own) {
-  if (q.kind != PathKind::kAllReduce) return 1;
+  if (q.kind != PathKind::kAllReduce || q.row_elements > 0) return 1;
   if (q.shape.nodes == 2 || q.format.codec == WireCodec::kTopK) return 1;
   const uint64_t one = device::cuda::encoded_bytes(q.format, std::max<uint64_t>(own, 1));
   return one * static_cast<uint64_t>(q.shape.nodes - 1) <= kShort ? 1 : 2;
@@ -57,7 +86,9 @@ void divide(const PathRequest& q, int local_rank, PathPlan& plan) {
     return;
   }
   const auto size = static_cast<uint64_t>(q.shape.local_size);
-  const uint64_t granule = size == 1 ? 1 : 16 / dtype_size(q.format.dtype);
+  const uint64_t granule = size == 1            ? 1
+                           : q.row_elements > 0 ? cut_granule(q)
+                                                : 16 / dtype_size(q.format.dtype);
   plan.shard = q.count / (size * granule) * granule;
   plan.tail = {plan.shard * size, q.count - plan.shard * size};
   plan.own = {plan.shard * static_cast<uint64_t>(local_rank), plan.shard};
@@ -75,6 +106,33 @@ uint64_t sent_bytes(const PathPlan& plan) {
     for (int n = 0; n < plan.request.shape.nodes; ++n) sum += n == me ? 0 : plan.part_bytes(p, n);
   }
   return sum;
+}
+
+/// What rows may cost before the dense plan is better. By numbers that are the same on all ranks.
+void weigh(PathPlan& plan) {
+  auto q = plan.request;
+  plan.own_rows = plan.own.elements / q.row_elements;
+  q.shape.node = 0;
+  q.shape.local_rank = q.shape.local_size - 1;  // has most
+  PathPlan last;
+  divide(q, q.shape.local_rank, last);
+  const uint64_t pieces = last.own.elements / piece_elements(q) + 1;
+  const uint64_t shards = static_cast<uint64_t>(q.shape.local_size);
+  const auto format = format_of_rows(q, 1);
+  const uint64_t others = static_cast<uint64_t>(q.shape.nodes - 1);
+  q.row_elements = 0;
+  // It was checked with rows.
+  if (auto dense = build_path(q)) plan.dense_bytes = dense->node_bytes;
+  const uint64_t each = plan.dense_bytes / (shards * others);  // that a rank may send to each
+  const auto sent = [&](uint64_t rows) {
+    return device::cuda::used_row_bytes(format, rows) + (pieces - 1) * kRowSpare;
+  };
+  uint64_t low = 0, high = plan.request.count / plan.request.row_elements + 1;
+  while (high - low > 1) {  // sent(low) < each ≤ sent(high), if rows pay at all
+    const uint64_t middle = (low + high) / 2;
+    (sent(middle) < each ? low : high) = middle;
+  }
+  plan.paying_rows = low;
 }
 
 void cut(PathPlan& plan) {
@@ -111,7 +169,8 @@ bool same(const PathRequest& a, const PathRequest& b) {
          a.format.dtype == b.format.dtype && a.format.ratio == b.format.ratio &&
          a.format.fp16_values == b.format.fp16_values && a.count == b.count &&
          a.piece_bytes == b.piece_bytes && a.lanes == b.lanes && a.kind == b.kind &&
-         a.root_node == b.root_node && a.root_local_rank == b.root_local_rank;
+         a.root_node == b.root_node && a.root_local_rank == b.root_local_rank &&
+         a.row_elements == b.row_elements;
 }
 
 const char* kind_name(PathKind kind) {
@@ -162,6 +221,7 @@ uint64_t piece_elements(const PathRequest& q) {
   const auto whole = [](uint64_t n, uint64_t granule) {
     return std::max(n / granule, uint64_t{1}) * granule;
   };
+  if (q.row_elements > 0) return piece_rows(q) * q.row_elements;
   if (q.kind == PathKind::kBroadcast) return whole(q.piece_bytes, kPieceGranule);
   if (q.kind == PathKind::kAllGather) return whole(2 * q.piece_bytes / nodes, kPieceGranule);
   const double least = static_cast<double>(dtype_size(q.format.dtype)) / kMostGradient;
@@ -188,6 +248,22 @@ uint64_t most_selection_bytes(PathRequest q) {
   return most + most / 8;  // ratios between those that were looked at
 }
 
+uint64_t cut_granule(const PathRequest& q) {
+  return q.row_elements > 0 ? row_granule(q) * q.row_elements : kPieceGranule;
+}
+
+bool takes_rows(const PathRequest& q) {
+  const bool plain = q.format.codec == WireCodec::kExact || q.format.codec == WireCodec::kFp16 ||
+                     q.format.codec == WireCodec::kBf16;
+  // The longest row has room in a piece, and numbers do not overflow.
+  return q.kind == PathKind::kAllReduce && plain && q.row_elements > 0 &&
+         q.row_elements <= q.piece_bytes && q.count % q.row_elements == 0 && piece_rows(q) > 0;
+}
+
+device::cuda::RowFormat PathPlan::row_format(const PathPiece& piece) const {
+  return format_of_rows(request, piece.span.elements / request.row_elements);
+}
+
 Span PathPlan::part(const PathPiece& piece, int node) const {
   if (hops == 1) return piece.span;
   const auto nodes = static_cast<uint64_t>(request.shape.nodes);
@@ -199,7 +275,9 @@ Span PathPlan::part(const PathPiece& piece, int node) const {
 uint64_t PathPlan::part_bytes(const PathPiece& piece, int node) const {
   const Span s = part(piece, node);
   if (!reports()) return s.elements;
-  return s.elements == 0 ? 0 : device::cuda::encoded_bytes(request.format, s.elements);
+  if (s.elements == 0) return 0;
+  if (by_rows()) return device::cuda::encoded_row_bytes(row_format(piece));
+  return device::cuda::encoded_bytes(request.format, s.elements);
 }
 
 Result<PathPlan> build_path(const PathRequest& request) {
@@ -220,6 +298,7 @@ Result<PathPlan> build_path(const PathRequest& request) {
   divide(request, request.shape.local_rank, plan);
   cut(plan);
   plan.wire_bytes = sent_bytes(plan);
+  if (plan.by_rows()) weigh(plan);
   return plan;
 }
 
@@ -233,13 +312,20 @@ std::string PathPlan::summary() const {
   const std::string travels = !reports() ? "bytes"
                               : exact    ? std::string(dtype_name(request.format.dtype))
                                          : codec_name(request.format.codec);
+  std::string rows;
+  if (by_rows())
+    rows = fmt::format(
+        " at most, for rows of {} that are not zero: at most {} of {} a rank; up to {} take less "
+        "than the {:.2f} MB of all",
+        request.row_elements, own_rows, request.count / request.row_elements, paying_rows,
+        static_cast<double>(dense_bytes) / 1e6);
   return fmt::format(
       "{}{} nodes × {}: {}{} in {} between nodes, {} piece{} over {} lane{}; {:.2f} MB out of each "
-      "node",
+      "node{}",
       request.kind == PathKind::kAllReduce ? "" : fmt::format("{}, ", kind_name(request.kind)),
       s.nodes, s.local_size, s.local_size > 1 ? "NCCL in the node, " : "", travels,
       hops == 1 ? "one hop" : "two hops", pieces.size(), pieces.size() == 1 ? "" : "s",
-      request.lanes, request.lanes == 1 ? "" : "s", static_cast<double>(node_bytes) / 1e6);
+      request.lanes, request.lanes == 1 ? "" : "s", static_cast<double>(node_bytes) / 1e6, rows);
 }
 
 std::string PathPlan::to_string() const {

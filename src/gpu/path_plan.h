@@ -10,6 +10,11 @@
 //
 // Either way all ranks add the same decoded values in the order of the nodes, so they end bit-equal.
 //
+// By rows: of a buffer of rows (an embedding's gradient) only those travel that are not zero. Shards and pieces are cut at
+// the rows' borders; an encoding has room for all rows of its piece, and messages are as long as what it holds, so what a
+// node has never exceeds what was planned. One hop. The plan states a bound; it pays as long as each rank of a node has at
+// most `paying_rows`.
+//
 // The other collectives are parts of this. Reduce-scatter: NCCL in the node, then the first of two hops, each rank's peers
 // send it their sums of its block. All-gather: a rank's block goes to its peers, and NCCL spreads what came in the node.
 // Broadcast: from the root to its peers, from each of them in its node. What only moves counts bytes.
@@ -47,6 +52,7 @@ struct PathRequest {
   int lanes = 1;
   PathKind kind = PathKind::kAllReduce;
   int root_node = 0, root_local_rank = 0;  ///< broadcast
+  uint64_t row_elements = 0;               ///< all-reduce by rows of so many elements; 0: dense
 };
 bool same(const PathRequest& a, const PathRequest& b);
 
@@ -81,7 +87,13 @@ struct PathPlan {
   uint64_t host_bytes = 0;  ///< pinned memory
   uint64_t wire_bytes = 0;  ///< this rank hands to the wire
   uint64_t node_bytes = 0;  ///< all ranks of the node together do
+  // By rows; the bytes above are bounds then.
+  uint64_t own_rows = 0;     ///< of this rank's shard: it sends no more to each other node
+  uint64_t paying_rows = 0;  ///< with at most so many on every rank fewer bytes travel than dense
+  uint64_t dense_bytes = 0;  ///< of a node's ranks together, dense
 
+  [[nodiscard]] bool by_rows() const { return request.row_elements > 0; }
+  [[nodiscard]] device::cuda::RowFormat row_format(const PathPiece& piece) const;
   /// Whether each node gets another part of what this rank has.
   [[nodiscard]] bool scatters() const {
     return hops == 2 || request.kind == PathKind::kReduceScatter;
@@ -106,7 +118,7 @@ struct PathPlan {
   }
   /// The part of a piece that `node` sums up; one hop: all of it.
   [[nodiscard]] Span part(const PathPiece& piece, int node) const;
-  /// Bytes of the encoding of `node`'s part; 0 for an empty part.
+  /// Bytes of the encoding of `node`'s part, by rows at most; 0 for an empty part.
   [[nodiscard]] uint64_t part_bytes(const PathPiece& piece, int node) const;
   /// Seconds that the node's bytes take on its link, headers of TCP over Ethernet included.
   [[nodiscard]] double seconds(double bits_per_second) const;
@@ -126,6 +138,11 @@ inline constexpr uint64_t kPieceGranule = 4096;
 inline constexpr uint64_t kPartGranule = 512;
 /// A piece holds at most so many times piece_bytes of gradient.
 inline constexpr double kMostGradient = 4;
+
+/// Whether rows of these can travel by themselves: one of them is no longer than a piece.
+bool takes_rows(const PathRequest& request);
+/// Elements at whose multiples an operation may be cut in two.
+uint64_t cut_granule(const PathRequest& request);
 
 /// kUnsupported: one node (NCCL alone is best there); kInvalidArgument: a value out of its range.
 Result<PathPlan> build_path(const PathRequest& request);

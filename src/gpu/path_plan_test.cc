@@ -159,5 +159,106 @@ TEST(PathPlan, EveryElementHasOneOwnerAndAllRanksAgree) {
   }
 }
 
+PathRequest by_rows(int nodes, int local_size, int local_rank, uint64_t rows, uint64_t row_elements,
+                    WireCodec codec = WireCodec::kExact) {
+  auto q = request(nodes, local_size, 0, local_rank, rows * row_elements, codec);
+  q.row_elements = row_elements;
+  return q;
+}
+
+TEST(PathPlanByRows, StatesItsBound) {
+  auto plan = build_path(by_rows(2, 2, 1, 50257, 1024));
+  ASSERT_TRUE(plan.is_ok());
+  EXPECT_EQ(plan->hops, 1);
+  EXPECT_EQ(plan->own_rows, 25129U);
+  EXPECT_EQ(plan->dense_bytes, 50257U * 4096);
+  // A row takes 4 bytes more than in the dense plan.
+  EXPECT_NEAR(static_cast<double>(plan->paying_rows), 25128.5 * 4096 / 4100, 2);
+  EXPECT_NEAR(static_cast<double>(plan->node_bytes), 50257 * 4100.0, 50257 * 4100.0 / 1000);
+  EXPECT_NE(plan->summary().find("206.05 MB out of each node at most, for rows of 1024 that are "
+                                 "not zero: at most 25129 of 50257 a rank; up to 25103 take less "
+                                 "than the 205.85 MB of all"),
+            std::string::npos)
+      << plan->summary();
+}
+
+TEST(PathPlanByRows, OfManyNodesFewRowsPay) {
+  auto two = build_path(by_rows(2, 1, 0, 30000, 512, WireCodec::kFp16));
+  auto eight = build_path(by_rows(8, 1, 0, 30000, 512, WireCodec::kFp16));
+  ASSERT_TRUE(two.is_ok() && eight.is_ok());
+  // Dense goes in two hops there: 2 (n - 1) / n of it, against n - 1 times the rows.
+  EXPECT_NEAR(static_cast<double>(eight->paying_rows),
+              static_cast<double>(two->paying_rows) * 2 / 8, 100);
+}
+
+TEST(PathPlanByRows, WhatDoesNotTravelSo) {
+  for (const auto codec : {WireCodec::kTopK, WireCodec::kInt8})
+    EXPECT_EQ(build_path(by_rows(2, 1, 0, 100, 64, codec)).status().code(), Code::kInvalidArgument);
+  auto q = by_rows(2, 1, 0, 100, 64);
+  q.count -= 1;
+  EXPECT_NE(build_path(q).status().message().find("6399 elements of float32"), std::string::npos);
+  EXPECT_FALSE(takes_rows(by_rows(2, 1, 0, 4, 2 << 20)));  // longer than a piece
+  EXPECT_FALSE(takes_rows(by_rows(2, 1, 0, 1, UINT64_MAX / 2)));
+}
+
+/// What must hold for every request by rows, tried on random ones.
+TEST(PathPlanByRows, NoPieceCutsARowOrHasTooLittleRoom) {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 400; ++round) {
+    const int nodes = 2 + static_cast<int>(random() % 4);
+    const int local = 1 + static_cast<int>(random() % 4);
+    const uint64_t rows = 1 + random() % (1ULL << (random() % 16));
+    const uint64_t row_elements = 1 + random() % (1ULL << (random() % 10));
+    auto q = by_rows(nodes, local, 0, rows, row_elements, static_cast<WireCodec>(random() % 3));
+    q.format.dtype = std::array{DType::kFloat32, DType::kFloat16, DType::kBFloat16}[random() % 3];
+    if (dtype_size(q.format.dtype) == 2) q.format.codec = WireCodec::kExact;
+    q.piece_bytes = 16384ULL << (random() % 8);
+    q.lanes = 1 + static_cast<int>(random() % 4);
+    ASSERT_TRUE(takes_rows(q));
+    const uint64_t item = dtype_size(q.format.dtype);
+    uint64_t covered = 0, node_bytes = 0;
+    for (int r = 0; r < local; ++r) {
+      q.shape.local_rank = r;
+      auto plan = build_path(q);
+      ASSERT_TRUE(plan.is_ok()) << plan.status().message();
+      ASSERT_EQ(plan->hops, 1);
+      ASSERT_EQ(plan->own.first, covered);
+      ASSERT_EQ(plan->own_rows * row_elements, plan->own.elements);
+      covered += plan->own.elements;
+      node_bytes += plan->wire_bytes;
+      uint64_t at = plan->own.first;
+      for (const auto& p : plan->pieces) {
+        ASSERT_EQ(p.span.first, at);
+        ASSERT_EQ(at % row_elements, 0U);
+        ASSERT_EQ(at * item % 16, 0U);
+        ASSERT_EQ(p.span.elements % row_elements, 0U);
+        at += p.span.elements;
+        const auto format = plan->row_format(p);
+        ASSERT_EQ(format.capacity, format.rows);
+        ASSERT_EQ(format.rows * row_elements, p.span.elements);
+        ASSERT_LE(device::cuda::encoded_row_bytes(format), p.slot_bytes);
+        // What Path::make_slots() has room for.
+        ASSERT_LE(p.slot_bytes, q.piece_bytes * 17 / 16 + 2 * kPieceGranule);
+        ASSERT_LE(device::cuda::row_state_bytes(format), q.piece_bytes / 16);
+        ASSERT_LE(p.in_offset + static_cast<uint64_t>(nodes) * p.slot_bytes, plan->host_bytes);
+      }
+      ASSERT_EQ(at, plan->own.first + plan->own.elements);
+      // Where they are said to pay they do: as many on every rank take less than the dense plan.
+      if (r + 1 == local && plan->paying_rows > 0) {
+        auto dense = q;
+        dense.row_elements = 0;
+        const auto other = build_path(dense);
+        ASSERT_TRUE(other.is_ok());
+        const auto format = plan->row_format(plan->pieces.empty() ? PathPiece{} : plan->pieces[0]);
+        const uint64_t most = device::cuda::used_row_bytes(format, plan->paying_rows) +
+                              (plan->pieces.size() - 1) * 28;
+        ASSERT_LT(most * static_cast<uint64_t>(local * (nodes - 1)), other->node_bytes);
+      }
+    }
+    ASSERT_EQ(covered, q.count);
+    ASSERT_EQ(node_bytes, build_path(q)->node_bytes);
+  }
+}
+
 }  // namespace
 }  // namespace paceline::gpu

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "base/clock.h"
 
@@ -154,6 +155,14 @@ Status Pump::wait_retired() {
   return failure_;
 }
 
+Result<uint64_t> Pump::most_rows(const Operation& operation) const {
+  std::unique_lock lock(mutex_);
+  arrived_turn_.wait(lock,
+                     [&] { return failure_ ? arrived_through_ >= operation.sequence : told_; });
+  if (!failure_) return failure_;
+  return static_cast<uint64_t>(operation.report & (Operation::kNonFinite - 1));
+}
+
 bool Pump::all_arrived() const {
   const std::lock_guard lock(mutex_);
   return arrived_ == submitted_;
@@ -216,8 +225,10 @@ Status Pump::track(Side& side, Result<paceline_op> op, const Shared& o, size_t p
 /// The message between this node and another one of a piece. Their numbers' sum is the same at both ends, and spreads
 /// what several nodes exchange of a short piece.
 Deal Pump::deal(const Operation& o, size_t index, int node, uint64_t bytes) const {
+  // Of rows the receiver does not know the length: they go whole.
+  const uint64_t least = o.plan->by_rows() ? UINT64_MAX : options_.least_slice;
   return {bytes, o.first_piece + index + static_cast<uint64_t>(options_.node + node),
-          static_cast<int>(sides_.size()), options_.least_slice};
+          static_cast<int>(sides_.size()), least};
 }
 
 Status Pump::receive_slices(const Shared& o, size_t index, int node, std::byte* to, uint64_t bytes,
@@ -226,9 +237,10 @@ Status Pump::receive_slices(const Shared& o, size_t index, int node, std::byte* 
   const int rank = options_.peers[static_cast<size_t>(node)];
   for (const auto& s : deal(*o, index, node, bytes)) {
     auto& side = sides_[static_cast<size_t>(s.wire)];
-    PACELINE_RETURN_IF_ERROR(
-        track(side, side.wire.receive(rank, tag, to + s.first, s.bytes, o->name.c_str()), o, index,
-              kind));
+    PACELINE_RETURN_IF_ERROR(track(
+        side,
+        side.wire.receive(rank, tag, to + s.first, s.bytes, o->name.c_str(), o->plan->by_rows()), o,
+        index, kind));
   }
   return Status::ok();
 }
@@ -240,9 +252,10 @@ Status Pump::send_slices(const Shared& o, size_t index, int node, const std::byt
   wire_bytes_ += bytes;
   for (const auto& s : deal(*o, index, node, bytes)) {
     auto& side = sides_[static_cast<size_t>(s.wire)];
-    PACELINE_RETURN_IF_ERROR(
-        track(side, side.wire.send(rank, tag, from + s.first, s.bytes, o->name.c_str()), o, index,
-              Kind::kSend));
+    PACELINE_RETURN_IF_ERROR(track(
+        side,
+        side.wire.send(rank, tag, from + s.first, s.bytes, o->name.c_str(), o->plan->by_rows()), o,
+        index, Kind::kSend));
   }
   return Status::ok();
 }
@@ -303,15 +316,33 @@ bool Pump::post_receives() {
   return moved;
 }
 
+Result<uint64_t> Pump::rows_to_send(Operation& o, const PathPiece& piece, const std::byte* from) {
+  const auto format = o.plan->row_format(piece);
+  uint32_t count = 0;
+  std::memcpy(&count, from, sizeof count);
+  if (count > format.capacity)
+    return Status(Code::kCorrupted, fmt::format("{}: an encoding says that it holds {} of {} rows",
+                                                o.name, count, format.capacity));
+  o.rows += count;
+  rows_sent_ += count;
+  rows_bound_ += format.capacity;
+  return device::cuda::used_row_bytes(format, count);
+}
+
 Status Pump::send_piece(const Shared& o, size_t index) {
   const auto& plan = *o->plan;
   const auto& piece = plan.pieces[index];
   const int me = options_.node;
   const int nodes = plan.request.shape.nodes;
+  uint64_t of_rows = 0;
+  if (plan.by_rows()) {
+    PACELINE_ASSIGN(of_rows,
+                    rows_to_send(*o, piece, o->host + piece.in_offset + plan.slot(piece, me)));
+  }
   // Each begins with its neighbour, so that not all send to one node at a time.
   for (int step = 1; step < nodes && plan.sends(me); ++step) {
     const int n = (me + step) % nodes;
-    const auto bytes = plan.part_bytes(piece, plan.hops == 1 ? me : n);
+    const auto bytes = plan.by_rows() ? of_rows : plan.part_bytes(piece, plan.hops == 1 ? me : n);
     if (bytes == 0) continue;
     const auto* from = plan.scatters() ? o->host + piece.out_offset + plan.slot(piece, n)
                                        : o->host + piece.in_offset + plan.slot(piece, me);
@@ -326,7 +357,8 @@ Status Pump::send_report(const Shared& o) {
   if ((bits & device::cuda::kReportCorrupted) != 0)
     return {Code::kCorrupted,
             fmt::format("{}: an encoding holds impossible counts or positions", o->name)};
-  o->report = (bits & device::cuda::kReportNonFinite) != 0 ? 1 : 0;
+  o->report = static_cast<int32_t>(std::min<uint64_t>(o->rows, Operation::kNonFinite - 1));
+  if ((bits & device::cuda::kReportNonFinite) != 0) o->report |= Operation::kNonFinite;
   auto& side = sides_.front();
   return track(side, side.wire.largest(&o->report, o->name.c_str(), o->shape.c_str()), o, 0,
                Kind::kReport);
@@ -549,7 +581,7 @@ void Pump::finish(const Ticket& ticket) {
     return;
   }
   if (ticket.kind == Kind::kReport) {
-    if (o.report != 0) finite_ = false;
+    if ((o.report & Operation::kNonFinite) != 0) finite_ = false;
     arrived(o);
     return;
   }

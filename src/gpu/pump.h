@@ -36,6 +36,7 @@ namespace paceline::gpu {
 
 /// One collective on its way. Made by the submitting thread; what is below the line is the pump's.
 struct Operation {
+  static constexpr int32_t kNonFinite = 1 << 30;
   uint64_t sequence = 0;  ///< from 1
   std::shared_ptr<const PathPlan> plan;
   std::string name, shape;
@@ -54,7 +55,10 @@ struct Operation {
     bool in = false, back = false;
   };
   std::vector<PieceState> pieces;
-  int32_t report = 0;     ///< 1: some rank saw an Inf or NaN
+  /// Of this rank, then the largest of all ranks' words: its bit kNonFinite is 1 where some rank saw an Inf or NaN, the
+  /// others are the rows that were sent to each other node.
+  int32_t report = 0;
+  uint64_t rows = 0;      ///< by rows: sent so far
   int until_meeting = 0;  ///< pieces to arrive; one more while not all of this rank's are out
   int arrivals_left = 0;  ///< pieces (twice with two hops), the report, a meeting, the launch
   int sends_left = 0;
@@ -98,6 +102,9 @@ class Pump {
   /// Waits until everything is over here: what this rank has to send has reached the others too, who may still wait for
   /// it when all has arrived here. Ends with the first failure; operations have deadlines.
   Status wait_retired();
+  /// Of an operation by rows, when it has arrived (waits for that): the most rows that a rank sent to each other node. The
+  /// same on all ranks.
+  Result<uint64_t> most_rows(const Operation& operation) const;
   /// Whether no stream waits for the network now.
   [[nodiscard]] bool all_arrived() const;
   /// The address of a float that is 0 and becomes 1, before any flag is released, where a failure comes before all that
@@ -110,6 +117,9 @@ class Pump {
   /// The last operation whose pinned memory is free again.
   [[nodiscard]] uint64_t retired() const { return retired_.load(std::memory_order_acquire); }
   [[nodiscard]] uint64_t wire_bytes() const { return wire_bytes_.load(); }
+  /// By rows: sent to each other node, and what the plans' bounds were.
+  [[nodiscard]] uint64_t rows_sent() const { return rows_sent_.load(); }
+  [[nodiscard]] uint64_t rows_bound() const { return rows_bound_.load(); }
   [[nodiscard]] uint64_t operations() const { return finished_.load(); }
   /// Ends the threads, after the wires have let go of all memory.
   void stop();
@@ -153,6 +163,8 @@ class Pump {
   Status send_piece(const Shared& o, size_t index);
   Status send_sum(const Shared& o, size_t index);
   Status send_report(const Shared& o);
+  /// How long the encoding at `from` is, and counts its rows.
+  Result<uint64_t> rows_to_send(Operation& o, const PathPiece& piece, const std::byte* from);
   Status receive_slices(const Shared& o, size_t index, int node, std::byte* to, uint64_t bytes,
                         Kind kind);
   Status send_slices(const Shared& o, size_t index, int node, const std::byte* from, uint64_t bytes,
@@ -193,7 +205,7 @@ class Pump {
   size_t posting_ = 0, sending_ = 0;
   int64_t last_moved_ = 0, last_look_ = 0;
 
-  std::atomic<uint64_t> retired_{0}, wire_bytes_{0}, finished_{0};
+  std::atomic<uint64_t> retired_{0}, wire_bytes_{0}, finished_{0}, rows_sent_{0}, rows_bound_{0};
   std::thread pump_thread_;
 };
 

@@ -47,7 +47,7 @@ Result<std::vector<std::string>> Wire::gather(const std::string& mine, size_t by
 namespace {
 
 paceline_transfer_args transfer(int rank, uint32_t tag, void* data, uint64_t bytes,
-                                const char* name) {
+                                const char* name, bool any_length) {
   paceline_transfer_args a{};
   a.struct_size = sizeof a;
   a.peer = rank;
@@ -55,22 +55,24 @@ paceline_transfer_args transfer(int rank, uint32_t tag, void* data, uint64_t byt
   a.data = data;
   a.bytes = bytes;
   a.name = name;
+  a.any_length = any_length ? 1 : 0;
   return a;
 }
 
 }  // namespace
 
 Result<paceline_op> Wire::send(int rank, uint32_t tag, const void* data, uint64_t bytes,
-                               const char* name) const {
-  auto a = transfer(rank, tag, const_cast<void*>(data), bytes, name);  // sends only read it
+                               const char* name, bool any_length) const {
+  auto a =
+      transfer(rank, tag, const_cast<void*>(data), bytes, name, any_length);  // sends only read it
   paceline_op op = 0;
   PACELINE_RETURN_IF_ERROR(status_of(paceline_send(comm_, &a, &op), comm_));
   return op;
 }
 
 Result<paceline_op> Wire::receive(int rank, uint32_t tag, void* data, uint64_t bytes,
-                                  const char* name) const {
-  auto a = transfer(rank, tag, data, bytes, name);
+                                  const char* name, bool any_length) const {
+  auto a = transfer(rank, tag, data, bytes, name, any_length);
   paceline_op op = 0;
   PACELINE_RETURN_IF_ERROR(status_of(paceline_receive(comm_, &a, &op), comm_));
   return op;

@@ -25,10 +25,11 @@ class Wire {
   /// Blocks: `bytes` of each rank, by rank. All ranks call it.
   Result<std::vector<std::string>> gather(const std::string& mine, size_t bytes,
                                           const char* name) const;
+  /// any_length, on both sides: a receive takes at most `bytes`.
   Result<paceline_op> send(int rank, uint32_t tag, const void* data, uint64_t bytes,
-                           const char* name) const;
-  Result<paceline_op> receive(int rank, uint32_t tag, void* data, uint64_t bytes,
-                              const char* name) const;
+                           const char* name, bool any_length = false) const;
+  Result<paceline_op> receive(int rank, uint32_t tag, void* data, uint64_t bytes, const char* name,
+                              bool any_length = false) const;
   /// The largest of all ranks' words, in place. `shape` is compared among the ranks.
   Result<paceline_op> largest(int32_t* word, const char* name, const char* shape) const;
   /// A group of these ranks, whose members call meet() in the same order.
