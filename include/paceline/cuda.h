@@ -46,7 +46,7 @@ typedef struct paceline_cuda_args {
   double factor; /* multiplied into every rank's values; 0: 1 */
   /* Not 0: the buffer has rows of so many elements, most of them zero, as the gradient of an embedding has. Only the others
    * travel (codecs none, fp16, bf16) while that takes fewer bytes: decided alike on all ranks by what the last operation
-   * of this name and size has met, which the call waits for where it has not arrived yet. */
+   * of this name and size has met (give names, the same on all ranks), for whose arrival the call waits. */
   uint64_t row_elements;
 } paceline_cuda_args;
 

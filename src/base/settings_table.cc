@@ -143,6 +143,9 @@ constexpr SettingRow kRows[] = {
     {"cuda_path", kChoice, "auto", "auto|paceline|torch",
      "How gradients of CUDA models travel: paceline: through Paceline, or an error that says why "
      "not; torch: torch's own all-reduce; auto: through Paceline between nodes where that can be."},
+    {"sparse_rows", kChoice, "auto", "auto|off",
+     "Gradients of untied embeddings of CUDA models: auto: only the rows that are not zero travel, "
+     "where that takes fewer bytes; off: all of them do."},
     {"inner_size", kInteger, "0", "0..65536",
      "Ranks in the inner group of two-level plans; 0: the node's own.", kInnerSize},
     {"hierarchical_threshold", kInteger, "1073741824", "0..",

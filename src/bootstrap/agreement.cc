@@ -6,7 +6,8 @@ namespace paceline::bootstrap {
 
 SettingTexts agreed_settings(const Settings& settings) {
   SettingTexts texts;
-  for (const char* name : {"codec", "codec_scope", "algorithm", "wire", "wire_threads"})
+  for (const char* name :
+       {"codec", "codec_scope", "algorithm", "wire", "wire_threads", "sparse_rows"})
     texts[name] = settings.text(name);
   for (const char* name : {"inner_size", "hierarchical_threshold", "lanes", "piece_bytes",
                            "topk_threshold", "flows"}) {

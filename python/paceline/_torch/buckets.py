@@ -10,6 +10,7 @@ from torch.nn.parallel import distributed
 
 from paceline import _state
 from paceline import communicator as core
+from paceline._torch import rows
 
 MIB = 2**20
 #: The usual bucket of a CUDA model is its gradients' bytes over this …
@@ -57,18 +58,28 @@ def for_cuda(arguments):
     cap = chosen if chosen is not None else min(max(sum(sizes) // _BUCKETS, _LEAST), _MOST)
     if chosen == 0 or not _takes_a_list() or arguments.get("mixed_precision") is not None:
         return {"bucket_cap_mb": max(cap, 1) / MIB}
-    caps = plan(sizes, cap, min(_LAST, cap))
+    caps = plan(sizes, cap, min(_LAST, cap), by_rows(arguments["module"]))
     if arguments.get("find_unused_parameters") and not arguments.get("static_graph"):
         caps.reverse()  # such buckets are made once, from the first parameter on
     return {"bucket_cap_mb_list": [size / MIB for size in caps]}
 
 
-def plan(sizes, cap, last):
+def plan(sizes, cap, last, alone=()):
     """Bytes of each bucket for gradients of `sizes` bytes in the order in which they are ready.
 
     Each bucket but the last ones closes when it holds at least `cap`; at the end caps shrink to `last`, as far as the
-    gradients' own sizes allow.
+    gradients' own sizes allow. alone: indices of gradients that have a bucket of their own.
     """
+    planned, begin = [], 0
+    for index in [*sorted(alone), len(sizes)]:
+        ends = not any(i not in alone for i in range(index, len(sizes)))
+        planned += _plan_run(sizes[begin:index], cap, last if ends else cap)
+        planned += sizes[index : index + 1]
+        begin = index + 1
+    return planned
+
+
+def _plan_run(sizes, cap, last):
     tail, size, limit = [], 0, last
     left = list(sizes)
     while left and limit < cap:
@@ -91,7 +102,17 @@ def plan(sizes, cap, last):
 
 def ready_order(module):
     """Bytes of the gradients, about as they get ready: the last parameter first."""
-    return [p.numel() * p.element_size() for p in module.parameters() if p.requires_grad][::-1]
+    return [p.numel() * p.element_size() for p in _ready(module)]
+
+
+def by_rows(module):
+    """Which of these travel by rows: alone in a bucket they are aligned as the path asks, and nothing else is cut."""
+    found = rows.of_model(module, core.setting("codec", _state.face))
+    return [index for index, parameter in enumerate(_ready(module)) if id(parameter) in found]
+
+
+def _ready(module):
+    return [p for p in module.parameters() if p.requires_grad][::-1]
 
 
 def _takes_a_list():

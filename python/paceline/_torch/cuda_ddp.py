@@ -9,6 +9,7 @@ import torch
 from torch.futures import Future
 
 from paceline import _cuda
+from paceline._torch import rows
 from paceline._torch.attachment import Attachment, average_by_process_group, first_tensor
 
 _DTYPES = {getattr(torch, name): code for name, code in _cuda.DTYPES.items()}
@@ -25,6 +26,9 @@ class CudaAttachment(Attachment):
         # Before DDP has seen a backward pass, all gradients may lie in one bucket.
         endpoint.reserve(sum(sizes), sum(sizes))
         self._encoded_names = {}
+        self._rows = rows.of_model(ddp.module, endpoint.codec)
+        self._parts = {}
+        rows.say(endpoint.rank, self._rows, self.keyed_parameters())
         self._open = []  # (future, buffer, operation) of this pass
         #: torch's optimizers fused into the backward pass look at a bucket's future at once.
         self._each_at_once = any(hasattr(p, "_in_backward_optimizers") for p in ddp.module.parameters())
@@ -79,18 +83,27 @@ class CudaAttachment(Attachment):
         """Whether the path takes the buffer; others travel by torch's process group."""
         return buffer.dtype in _DTYPES and buffer.layout == torch.strided
 
-    def submit(self, buffer, segments, name):
-        """Enqueues the average of a bucket's buffer, in place, behind the current stream; returns the operation."""
+    def submit(self, buffer, segments, name, parts=()):
+        """Enqueues the average of a bucket's buffer, in place, behind the current stream; returns the (last) op."""
+        if not parts:
+            return self._submit(buffer.data_ptr(), buffer.numel(), buffer.dtype, name, segments=segments)
+        operation = 0
+        for first, elements, row_elements, part_name in parts:
+            pointer = buffer.data_ptr() + first * buffer.element_size()
+            operation = self._submit(pointer, elements, buffer.dtype, part_name, row_elements=row_elements)
+        return operation
+
+    def _submit(self, pointer, elements, dtype, name, **arguments):
         endpoint = self.endpoint
         return endpoint.communicator.all_reduce(
-            buffer.data_ptr(),
-            buffer.numel(),
-            _DTYPES[buffer.dtype],
+            pointer,
+            elements,
+            _DTYPES[dtype],
             torch.cuda.current_stream(endpoint.device).cuda_stream,
-            codec=self._codec(buffer.dtype),
+            codec=self._codec(dtype),
             momentum=endpoint.momentum,
-            segments=segments,
             name=name,
+            **arguments,
         )
 
     def _codec(self, dtype):
@@ -113,8 +126,29 @@ class CudaAttachment(Attachment):
         buffer.mul_(self.endpoint.size / first_tensor(work).to(buffer.device, buffer.dtype))
 
     def encoded_layout(self, bucket):
-        """The bucket's segments and its name as the C ABI takes it."""
+        """The bucket's segments, its name as the C ABI takes it, and what it is cut into, for submit()."""
         segments, name = self.layout(bucket)
         if name not in self._encoded_names:
             self._encoded_names[name] = name.encode()
-        return segments, self._encoded_names[name]
+        return segments, self._encoded_names[name], self._parts_of(bucket, name) if self._rows else ()
+
+    def _parts_of(self, bucket, name):
+        """[(first element, elements, elements of a row or 0, name)]; empty where the bucket travels whole."""
+        parameters = bucket.parameters()
+        key = (bucket.index(), *map(id, parameters))
+        if key not in self._parts:
+            cut = rows.parts(parameters, self._rows, bucket.buffer().element_size())
+            self._parts[key] = [
+                (
+                    first,
+                    elements,
+                    row_elements,
+                    (self._rows_name(weight) if row_elements else f"{name}, {first}").encode(),
+                )
+                for first, elements, row_elements, weight in cut
+            ]
+        return self._parts[key]
+
+    def _rows_name(self, weight):
+        """What the path has met of these rows goes by their name: it must outlive DDP's first cut of the buckets."""
+        return f"{self._names[id(weight)]} of model {self._model}, by rows"

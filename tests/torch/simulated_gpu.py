@@ -1,0 +1,145 @@
+"""DDP models on CPU tensors through the CUDA path: the driver is a simulated GPU's (src/gpu/simulated_driver.cc).
+
+What is real: DDP, the hook, CudaAttachment, CudaSteps, libpaceline_cuda.so with its threads, the wire between
+processes. What is not: the GPU, whose memory is the host's and whose kernels are the reference's, and torch's streams;
+a join is followed by a wait for the simulated stream, as CPU tensors are read at once. Every rank is a node of its own.
+"""
+
+import contextlib
+import ctypes
+import os
+
+os.environ["PACELINE_NODE_ID"] = f"node{os.environ['RANK']}"
+
+import torch
+import torch.distributed as dist
+from support import ROOT
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline.torch  # noqa: F401
+from paceline import _cuda, _state
+from paceline import communicator as core
+from paceline._torch import cuda_ddp, cuda_steps, ddp, endpoints
+
+_driver = ctypes.CDLL(str(ROOT / "build" / "lib" / "simulated" / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+_context = ctypes.c_void_p()
+dist.init_process_group("gloo")
+RANK, SIZE = dist.get_rank(), dist.get_world_size()
+
+
+def _must(code):
+    assert code == 0, f"the simulated driver returned {code}"
+
+
+def _synchronize():
+    if not _context:
+        _must(_driver.cuDevicePrimaryCtxRetain(ctypes.byref(_context), 0))
+    _must(_driver.cuCtxSetCurrent(_context))
+    _must(_driver.cuStreamSynchronize(None))
+
+
+class Communicator(_cuda.CudaCommunicator):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.asked = []  # (elements, elements of a row) of every all-reduce
+        self._finite = True
+
+    def all_reduce(self, pointer, count, *arguments, row_elements=0, **named):
+        self.asked.append((count, row_elements))
+        return super().all_reduce(pointer, count, *arguments, row_elements=row_elements, **named)
+
+    def join(self, op, stream):
+        super().join(op, stream)
+        self._finite = self.wait_operation(op) and self._finite
+        _synchronize()
+
+    def wait_arrival(self, timeout=0.0):
+        finite, self._finite = self._finite, True
+        return super().wait_arrival(timeout) and finite
+
+
+class _Stream:
+    cuda_stream = 0
+
+
+class _Endpoint:
+    """A CudaEndpoint without streams."""
+
+    device = torch.device("cpu")
+    momentum = 0.0
+    side = None
+
+    def __init__(self, group):
+        self.process_group = group
+        self.communicator = Communicator(endpoints.connect(group, "test/simulated", announce=False), 0)
+        self.rank, self.size = self.communicator.rank, self.communicator.size
+        self.codec = core.setting("codec", _state.face)
+        self.steps = cuda_steps.CudaSteps(self, self.codec in ("topk", "int8"))
+
+    def reserve(self, size, largest):
+        self.steps.arrive()
+        self.communicator.reserve(size, largest)
+
+
+class _Attachment(cuda_ddp.CudaAttachment):
+    def _complete_aside(self, future, buffer, op, last):
+        self.endpoint.communicator.join(op, 0)
+        self._apply_join_factor(buffer, last)
+        future.set_result(buffer)
+
+
+_endpoints = {}
+
+
+def _attachment_for(model, group, _rank):
+    if group not in _endpoints:
+        _endpoints[group] = _Endpoint(group)
+    return _Attachment(model, _endpoints[group])
+
+
+ddp._attachment_for = _attachment_for
+cuda_ddp.Future = lambda devices: torch.futures.Future()
+torch.cuda.current_stream = lambda device=None: _Stream
+
+
+@contextlib.contextmanager
+def settings(**values):
+    """PACELINE_* settings for what is made inside."""
+    names = {f"PACELINE_{name.upper()}": str(value) for name, value in values.items()}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
+
+
+@contextlib.contextmanager
+def wrapped(model, **arguments):
+    """(DDP model, its Communicator) over a process group of its own, closed at the end."""
+    group = dist.new_group()
+    try:
+        made = DistributedDataParallel(model, process_group=group, **arguments)
+        communicator = _endpoints[group].communicator
+        yield made, communicator
+        _endpoints[group].steps.arrive()
+    finally:
+        endpoint = _endpoints.pop(group)
+        endpoint.steps.forget()
+        endpoint.communicator.close()
+
+
+def plain(model, **arguments):
+    os.environ["PACELINE_DISABLE"] = "1"
+    try:
+        return DistributedDataParallel(model, **arguments)
+    finally:
+        del os.environ["PACELINE_DISABLE"]
+
+
+def assert_same_on_all_ranks(model):
+    for name, parameter in model.named_parameters():
+        mine = parameter.detach().reshape(-1)
+        all_of_them = [torch.empty_like(mine) for _ in range(SIZE)]
+        dist.all_gather(all_of_them, mine)
+        assert all(torch.equal(one, mine) for one in all_of_them), f"{name} differs among the ranks"
