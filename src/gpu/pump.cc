@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
 #include "base/clock.h"
 
@@ -153,14 +152,6 @@ Status Pump::wait_retired() {
   std::unique_lock lock(mutex_);
   arrived_turn_.wait(lock, [&] { return failure_ ? retired() == submitted_ : told_; });
   return failure_;
-}
-
-Result<uint64_t> Pump::most_rows(const Operation& operation) const {
-  std::unique_lock lock(mutex_);
-  arrived_turn_.wait(lock,
-                     [&] { return failure_ ? arrived_through_ >= operation.sequence : told_; });
-  if (!failure_) return failure_;
-  return static_cast<uint64_t>(operation.report & (Operation::kNonFinite - 1));
 }
 
 bool Pump::all_arrived() const {
@@ -314,19 +305,6 @@ bool Pump::post_receives() {
   }
   if (moved) meet();  // pieces that nobody sends here have arrived
   return moved;
-}
-
-Result<uint64_t> Pump::rows_to_send(Operation& o, const PathPiece& piece, const std::byte* from) {
-  const auto format = o.plan->row_format(piece);
-  uint32_t count = 0;
-  std::memcpy(&count, from, sizeof count);
-  if (count > format.capacity)
-    return Status(Code::kCorrupted, fmt::format("{}: an encoding says that it holds {} of {} rows",
-                                                o.name, count, format.capacity));
-  o.rows += count;
-  rows_sent_ += count;
-  rows_bound_ += format.capacity;
-  return device::cuda::used_row_bytes(format, count);
 }
 
 Status Pump::send_piece(const Shared& o, size_t index) {
