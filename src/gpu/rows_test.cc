@@ -393,7 +393,9 @@ TEST(RowsFaults, AnImpossibleCountIsNamed) {
         "paceline_rows_list", {{sizeof(device::cuda::RowsEncode)}, [](const auto&, void* const* a) {
                                  device::cuda::RowsEncode rows;
                                  std::memcpy(&rows, a[0], sizeof rows);
-                                 std::memset(reinterpret_cast<void*>(rows.encoded), 0xFF, 16);
+                                 void* encoded = nullptr;
+                                 std::memcpy(&encoded, &rows.encoded, sizeof encoded);
+                                 std::memset(encoded, 0xFF, 16);
                                }});
     cluster.machine().add_kernel(
         "paceline_rows_encode_f32_f32",
@@ -443,6 +445,7 @@ TEST(RowsFaults, EveryCallOfTheDriverMayFail) {
       Cluster cluster(options_of(c));
       before(cluster);
       std::vector<uint64_t> calls;
+      calls.reserve(functions.size());
       std::atomic<bool> failed = false;
       cluster.run([&](Rank r) {
         auto made = cluster.create(r, {.piece_bytes = 16 * 1024});
