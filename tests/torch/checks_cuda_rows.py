@@ -9,6 +9,7 @@ from simulated_gpu import RANK, SIZE, assert_same_on_all_ranks, plain, settings,
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import paceline.torch
 from paceline._torch import buckets, rows
 
 rows.LEAST_BYTES = 1
@@ -242,6 +243,26 @@ def a_rank_that_skips_the_embedding():
         train(ours, loss=loss)
         assert_equal(ours.module, theirs.module)
         assert by_rows(communicator)
+
+
+@check
+def without_a_barrier_between_iterations():
+    ends = []
+    for overlap in (False, True):
+        with wrapped(Model(), bucket_cap_mb=0.005) as (model, communicator):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            if overlap:
+                optimizer = paceline.torch.DistributedOptimizer(optimizer, model=model, overlap="forward")
+            for step in range(12):
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
+            if overlap:
+                optimizer.synchronize()
+            ends.append(copy.deepcopy(list(model.module.parameters())))
+            assert_same_on_all_ranks(model)
+            assert communicator.stats()["rows_bound"] > 10 * (VOCABULARY + BAG)
+    assert all(torch.equal(a, b) for a, b in zip(*ends))
 
 
 @check

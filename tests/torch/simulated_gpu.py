@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import paceline.torch  # noqa: F401
 from paceline import _cuda, _state
 from paceline import communicator as core
-from paceline._torch import cuda_ddp, cuda_steps, ddp, endpoints
+from paceline._torch import carriers, cuda_ddp, cuda_steps, ddp, endpoints, optimizer
 
 _driver = ctypes.CDLL(str(ROOT / "build" / "lib" / "simulated" / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
 _context = ctypes.c_void_p()
@@ -97,6 +97,40 @@ def _attachment_for(model, group, _rank):
     return _Attachment(model, _endpoints[group])
 
 
+class _Carrier(carriers.CpuCarrier):
+    """A CudaCarrier without streams, for overlap="forward"."""
+
+    def layout(self, bucket):
+        return self._attachment.encoded_layout(bucket)
+
+    def submit(self, flight):
+        return self._attachment.submit(flight.buffer, *flight.layout)
+
+    def carries(self, buffer):
+        return self._attachment.carries(buffer)
+
+    def there(self, operation):
+        return self._communicator.arrived(operation)
+
+    def wait(self, operation):
+        finite = self._communicator.wait_operation(operation)
+        self._communicator.join(operation, 0)
+        return finite
+
+    def reduce_now(self, buffers):
+        for operation in [self._attachment.submit(buffer, None, b"probe") for buffer in buffers]:
+            self.wait(operation)
+
+    def updating(self, flight):
+        self.use_gradients(flight)
+        return super().updating(flight)
+
+    def use_gradients(self, flight):
+        if flight.operation is not None:
+            self._communicator.join(flight.operation, 0)
+
+
+optimizer._carrier_of = _Carrier
 ddp._attachment_for = _attachment_for
 cuda_ddp.Future = lambda devices: torch.futures.Future()
 torch.cuda.current_stream = lambda device=None: _Stream
