@@ -95,14 +95,12 @@ def by_jackson(heads, length, tail):
 
 def _put_off(order, heads, step):
     """Raises the head of the last bucket in the way of the one that ends last; False: none is."""
-    now, ends = 0.0, []
-    begins = 0  # of the stretch without an idle moment
+    now, begins = 0.0, 0  # of the stretch without an idle moment
     critical, latest = (0, 0), -1.0
     for at, i in enumerate(order):
         if heads[i] > now:
             now, begins = heads[i], at
         now += step.length[i]
-        ends.append(now)
         if now + step.behind[i] + step.tail[i] > latest:
             critical, latest = (begins, at), now + step.behind[i] + step.tail[i]
     first, last = critical
