@@ -144,7 +144,8 @@ def measured(ready, elements, tail, seconds_of):
     arrived. What one takes beside its share of a full link is how long it is on its way before and after; that grows
     evenly with the size.
     """
-    usual, largest = max(sum(elements) // len(elements), 1), max(elements)
+    usual = max(sum(elements) // len(elements), 1)
+    large = min(max(elements), _BURST * usual)  # no more memory than for the others
     one, burst = seconds_of(usual, 1), seconds_of(usual, _BURST)
     length = min((burst - one) / (_BURST - 1), one)
     if length <= 0:  # noise
@@ -152,8 +153,8 @@ def measured(ready, elements, tail, seconds_of):
     each = length / usual
     beside = max(one - length, 0.0)
     growing = 0.0
-    if largest > usual:
-        growing = max(seconds_of(largest, 1) - largest * each - beside, 0.0) / (largest - usual)
+    if large > usual:
+        growing = max(seconds_of(large, 1) - large * each - beside, 0.0) / (large - usual)
     fixed = max(beside - growing * usual, 0.0)
     half = [(fixed + growing * n) / 2 for n in elements]
     return Step(list(ready), [n * each for n in elements], list(tail), half, half)
