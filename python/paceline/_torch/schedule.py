@@ -14,12 +14,14 @@ import dataclasses
 import heapq
 import itertools
 
-#: Links on which an order has to do well: seconds of a bucket there, over those measured.
-_LINKS = (0.85, 1.0, 1.2, 1.4)
+#: Under which an order has to do well: seconds of a bucket on the link, over those measured; how much longer the
+#: backward pass takes; how much later besides buckets are on the link, in mean lengths of one (where the network's own
+#: work shares processors with what computes, a bucket that is alone on its way does not fill the link).
+_CONDITIONS = ((1.0, 1.0, 0.0), (0.85, 1.0, 0.5), (1.0, 1.4, 0.5), (1.2, 1.0, 0.0), (1.4, 1.0, 0.0))
 #: How much the mean of the buckets counts beside the one that comes last: of orders that are alike the one with room.
 _EVEN = 0.02
-#: What is tried: to take the link for slower than measured, ...
-_SLOWER = (1.0, 1.2, 1.5)
+#: What is tried: to take the link for slower than measured and the backward pass for longer, ...
+_SLOWER = ((1.0, 1.0), (1.0, 1.4), (1.2, 1.0), (1.5, 1.0))
 #: ... buckets for ready so much later, in mean lengths of a bucket, ...
 _LATER = (0.0, 0.3, 1.0, 2.0)
 #: ... and so many times to put a bucket behind more urgent ones.
@@ -41,25 +43,28 @@ class Step:
     ahead: list
     behind: list
 
-    def ends(self, order, slower=1.0):
-        """When the step is over, as far as each bucket decides: handed over in this order, on a link so much slower."""
+    def ends(self, order):
+        """When the step is over, as far as each bucket decides, where they are handed over in this order."""
         handed = free = 0.0
         for i in order:
             handed = max(handed, self.ready[i])
-            free = max(free, handed + self.ahead[i]) + self.length[i] * slower
+            free = max(free, handed + self.ahead[i]) + self.length[i]
             yield free + self.behind[i] + self.tail[i]
 
-    def seconds(self, order, slower=1.0):
+    def seconds(self, order):
         """From 0 until the next step's first gradients."""
-        return max(self.ends(order, slower))
+        return max(self.ends(order))
 
-    def over_links(self, order):
-        """What orders are compared by."""
-        total = 0.0
-        for slower in _LINKS:
-            ends = list(self.ends(order, slower))
-            total += max(ends) + _EVEN * sum(ends) / len(ends)
-        return total
+    def under_conditions(self):
+        """The steps that may come in this one's place."""
+        mean = sum(self.length) / len(self.length)
+        for slower, longer, later in _CONDITIONS:
+            yield dataclasses.replace(
+                self,
+                ready=[longer * ready for ready in self.ready],
+                length=[slower * length for length in self.length],
+                ahead=[later * mean + ahead for ahead in self.ahead],
+            )
 
 
 def best_order(step):
@@ -67,15 +72,25 @@ def best_order(step):
     count = len(step.ready)
     found = [sorted(range(count), key=lambda i: (step.ready[i], i))]
     mean = sum(step.length) / max(count, 1)
-    for slower, later in itertools.product(_SLOWER, _LATER):
+    for (slower, longer), later in itertools.product(_SLOWER, _LATER):
         thought = dataclasses.replace(step, length=[slower * length for length in step.length])
-        heads = [ready + ahead + later * mean for ready, ahead in zip(step.ready, step.ahead)]
+        heads = [longer * ready + ahead + later * mean for ready, ahead in zip(step.ready, step.ahead)]
         for _ in range(_PUT_OFF):
             order = by_jackson(heads, thought.length, step.tail)
             found.append(order)
             if not _put_off(order, heads, thought):
                 break
-    return min(found, key=step.over_links)
+    conditions = list(step.under_conditions())
+    return min(found, key=lambda order: cost(order, conditions))
+
+
+def cost(order, steps):
+    """What orders are compared by: seconds of these steps."""
+    total = 0.0
+    for step in steps:
+        ends = list(step.ends(order))
+        total += max(ends) + _EVEN * sum(ends) / len(ends)
+    return total
 
 
 def by_jackson(heads, length, tail):
