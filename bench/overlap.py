@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tools" / "demo"), str(ROOT / "
 
 from train_floor import TCP_SHARE, floor_seconds, floor_without_barrier, link_bytes  # noqa: E402
 
-_WARM_UP = 30  # the order of buckets is worked out twice before
+_WARM_UP = 30  # the order of buckets is worked out and tried before
 
 
 class Path_:

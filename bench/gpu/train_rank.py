@@ -164,7 +164,7 @@ class Bench:
             model = train_paths.make(path, workload.module, self.device, self.group, self.args.settings)
             variant = Variant(path, model, workload)
             self.variants.append(variant)
-            # The order of buckets without a barrier is worked out twice at the beginning.
+            # The order of buckets without a barrier is worked out and tried at the beginning.
             for _ in range(_WARM_UP if not train_paths.without_barrier(path) else 30):
                 variant.step(self.device, self.half)
             self.doing(f"{path}: warm")

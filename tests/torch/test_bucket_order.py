@@ -149,6 +149,9 @@ class Carrier:
         self.now = 0.0
         self.measured = 0
 
+    def clock(self):
+        return self.now
+
     def mark(self):
         return self.now
 
@@ -163,9 +166,13 @@ class Carrier:
         return order
 
 
-def one_pass(order, carrier, sizes=(300, 300, 300), waits=5.0):
-    """Ready a second apart; the forward pass takes two seconds a bucket beside its waits. What was sent, and when."""
+def one_pass(order, carrier, sizes=(300, 300, 300), waits=5.0, slowed=lambda order: 0.0):
+    """Ready a second apart; the forward pass takes two seconds a bucket beside its waits. What was sent, and when.
+
+    slowed: seconds more under an order.
+    """
     order.begin()
+    carrier.now += slowed(order.order)
     sent = []
     for i, size in enumerate(sizes):
         carrier.now += 1.0
@@ -210,3 +217,35 @@ def test_the_order_is_worked_out_anew_now_and_then():
     for _ in range(1100):
         one_pass(order, carrier, (30, 30))
     assert carrier.measured == 2 * 3
+
+
+@pytest.mark.parametrize("fastest", [0, 1, 2])
+def test_of_the_orders_tried_the_fastest_stays(fastest, monkeypatch):
+    orders = [[0, 2, 1], [2, 1, 0], [0, 1, 2]]
+    monkeypatch.setattr(schedule, "orders_to_try", lambda step: orders)
+    carrier = Carrier()
+    order = BucketOrder(carrier)
+    source, seen = random.Random(fastest), []
+
+    def slowed(current):
+        seen.append(current)
+        rest = 5.0 if source.random() < 0.15 else 0.0  # now and then the machine does something else
+        return rest + (0.0 if current == orders[fastest] else 1.0)
+
+    for _ in range(40):
+        one_pass(order, carrier, slowed=slowed)
+    stretches = [len(list(group)) for _, group in itertools.groupby(seen)]
+    assert stretches[:3] == [5, 5 + 5, 5], "none, the first, the second"
+    assert order.order == orders[fastest] and seen[-10:] == [orders[fastest]] * 10
+    tried = order.report()["tried"]
+    assert [one for one, _ in tried] == orders
+    assert min(tried, key=lambda one: one[1])[0] == orders[fastest]
+
+
+def test_an_order_that_saves_nothing_worth_mentioning_does_not_replace_the_one_worked_out(monkeypatch):
+    monkeypatch.setattr(schedule, "orders_to_try", lambda step: [[0, 2, 1], [2, 1, 0], [0, 1, 2]])
+    carrier = Carrier()
+    order = BucketOrder(carrier)
+    for _ in range(40):
+        one_pass(order, carrier, slowed=lambda current: 0.01 if current == [0, 2, 1] else 0.0)
+    assert order.order == [0, 2, 1]

@@ -6,10 +6,12 @@ carry during the backward pass, later layers' buckets are held back until the fi
 
 All ranks must submit in the same order, so it is fixed: rank 0 works it out (schedule.py) from when its buckets got
 ready, how fast all-reduces go, alone and several at once, and when the forward pass asked for them; the others take it
-over. Until then, and when DDP has made other buckets, they go as they come.
+over. What was worked out is then tried against others, for no model knows what else uses links and processors. Until
+then, and when DDP has made other buckets, they go as they come.
 """
 
 import dataclasses
+import statistics
 
 import torch
 import torch.distributed as dist
@@ -17,13 +19,17 @@ import torch.distributed as dist
 from paceline._torch import schedule
 
 #: Passes over the same buckets after which the order is worked out: soon, once more when all is warm, ...
-_LEARN_AFTER = (3, 24)
+_LEARN_AFTER = (3, 8)
 #: ... and whenever so many more are over: links and their other users change. It takes some tenths of a second.
 _LEARN_EVERY = 1000
+#: Passes that each order is tried for, after all but the first time.
+_TRIED = 5
+#: What another order must save, of a step, to take the place of the one worked out.
+_WORTH = 0.005
 
 
 class BucketOrder:
-    """One model's. carrier: sends, tells the time, and reaches the other ranks.
+    """One model's. carrier: sends, tells times, and reaches the other ranks.
 
     step: the schedule.Step that the order was worked out from, whose entries are the buckets; None before. learns: may
     be set to False, on all ranks, before the first pass; buckets then go as they come.
@@ -36,15 +42,19 @@ class BucketOrder:
         self.learns = not carrier.has_residuals  # what has few bytes is not worth an order
         self._sizes = {}
         self._passes = 0
+        self._trial = None
+        self._tried = []
         self._begin_pass()
 
     def begin(self):
         """A backward pass begins; what came before has settled. Collective now and then."""
         if self._seen != self._sizes:
-            self._sizes, self._passes, self.order = self._seen, 0, None
+            self._sizes, self._passes, self.order, self._trial = self._seen, 0, None, None
         elif self._like is not None:
+            if self._trial is not None:
+                self._try_on()
             if self._watches() and len(self._seen) > 1:
-                self.order = self._carrier.of_first_rank(self._work_out(self._carrier.mark()))
+                self._learn()
             self._passes += 1
         self._begin_pass()
 
@@ -94,12 +104,30 @@ class BucketOrder:
             self._asked = None
 
     def report(self):
-        """The order in force and the times behind it, in seconds, for benchmarks: plain lists."""
+        """The order in force, those tried, and the times behind them, in seconds, for benchmarks: plain lists."""
         figures = {} if self.step is None else dataclasses.asdict(self.step)
-        return {"order": self.order, **figures}
+        return {"order": self.order, "tried": self._tried, **figures}
+
+    def _learn(self):
+        first = self._passes == _LEARN_AFTER[0]
+        orders = self._work_out(self._carrier.mark())
+        said = self._carrier.of_first_rank([index for order in orders for index in order])
+        count = len(self._seen)
+        orders = [said[at : at + count] for at in range(0, len(said), count)]
+        self.order = orders[0]
+        if not first:
+            different = [order for at, order in enumerate(orders) if order not in orders[:at]]
+            self._trial = _Trial(different, self._carrier.clock())
+
+    def _try_on(self):
+        self.order = self._trial.next(self._carrier.clock())
+        if self.order is None:
+            (chosen,) = self._carrier.of_first_rank([self._trial.best()])
+            self.order, self._tried = self._trial.orders[chosen], self._trial.results()
+            self._trial = None
 
     def _work_out(self, now):
-        """now: a mark at the first gradients after the pass that was watched."""
+        """The order that should be best, and others that may be. now: a mark at the next pass's first gradients."""
         indices = sorted(self._seen)
         start = self._marks[indices[0]]
         ready = [self._carrier.seconds(start, self._marks[i]) for i in indices]
@@ -110,7 +138,7 @@ class BucketOrder:
             [tails.get(i, 0.0) for i in indices],
             lambda elements, count: self._carrier.seconds_of(self._like, elements, count),
         )
-        return [indices[i] for i in schedule.best_order(self.step)]
+        return [[indices[i] for i in order] for order in schedule.orders_to_try(self.step)]
 
     def _tails(self, now):
         """{bucket: seconds of computation from its first use until `now`}, waits left out."""
@@ -120,6 +148,32 @@ class BucketOrder:
             tails[index] = left
             until = asked
         return tails
+
+
+class _Trial:
+    """Orders in turn, some passes each. now: seconds, as a pass begins."""
+
+    def __init__(self, orders, now):
+        self.orders = orders
+        self._seconds = [[] for _ in orders]
+        self._passes = 0
+        self._since = now
+
+    def next(self, now):
+        """The order of the pass that begins; None: all have been tried."""
+        self._seconds[self._passes // _TRIED].append(now - self._since)
+        self._since = now
+        self._passes += 1
+        place = self._passes // _TRIED
+        return self.orders[place] if place < len(self.orders) else None
+
+    def best(self):
+        medians = [statistics.median(seconds) for seconds in self._seconds]
+        fastest = min(range(len(medians)), key=medians.__getitem__)
+        return fastest if medians[fastest] < (1 - _WORTH) * medians[0] else 0
+
+    def results(self):
+        return list(zip(self.orders, map(statistics.median, self._seconds)))
 
 
 def of_first_rank(numbers, process_group, device):
