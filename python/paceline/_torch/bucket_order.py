@@ -19,13 +19,13 @@ import torch.distributed as dist
 from paceline._torch import schedule
 
 #: Passes over the same buckets after which the order is worked out: soon, once more when all is warm, ...
-_LEARN_AFTER = (3, 8)
+_LEARN_AFTER = (3, 8, 100)
 #: ... and whenever so many more are over: links and their other users change. It takes some tenths of a second.
 _LEARN_EVERY = 1000
-#: Passes that each order is tried for, after all but the first time.
+#: Passes that each order is tried for, in turn, after all but the first time.
 _TRIED = 5
 #: What another order must save, of a step, to take the place of the one worked out.
-_WORTH = 0.005
+_WORTH = 0.01
 
 
 class BucketOrder:
@@ -151,7 +151,7 @@ class BucketOrder:
 
 
 class _Trial:
-    """Orders in turn, some passes each. now: seconds, as a pass begins."""
+    """Orders in turn, so that what else goes on meets all of them. now: seconds, as a pass begins."""
 
     def __init__(self, orders, now):
         self.orders = orders
@@ -161,14 +161,13 @@ class _Trial:
 
     def next(self, now):
         """The order of the pass that begins; None: all have been tried."""
-        self._seconds[self._passes // _TRIED].append(now - self._since)
+        self._seconds[self._passes % len(self.orders)].append(now - self._since)
         self._since = now
         self._passes += 1
-        place = self._passes // _TRIED
-        return self.orders[place] if place < len(self.orders) else None
+        return None if self._passes == _TRIED * len(self.orders) else self.orders[self._passes % len(self.orders)]
 
     def best(self):
-        medians = [statistics.median(seconds) for seconds in self._seconds]
+        medians = [seconds for _, seconds in self.results()]
         fastest = min(range(len(medians)), key=medians.__getitem__)
         return fastest if medians[fastest] < (1 - _WORTH) * medians[0] else 0
 
