@@ -117,9 +117,13 @@ struct Member {
     a.name = by_rows ? "rows" : "dense";
     return path.all_reduce(a);
   }
+  /// Joined before or after it has come: the way in is put on the streams ahead, or with the lengths known.
   Status finish(uint64_t id, bool& finite) const {
+    bool before = true;
+    if (id / 2 % 2 == 0) PACELINE_RETURN_IF_ERROR(path.wait_arrival(30, before));
     PACELINE_RETURN_IF_ERROR(path.join(id, nullptr));
     PACELINE_RETURN_IF_ERROR(path.wait_arrival(30, finite));
+    finite = finite && before;
     return cluster.machine().api().stream_synchronize(nullptr) == 0
                ? Status::ok()
                : Status(Code::kUnavailable, "the stream has failed");
