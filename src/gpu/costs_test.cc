@@ -16,7 +16,8 @@ Calls calls_of(Cluster& cluster, int device) {
 }
 
 /// Calls of rank 0 for its third small bucket, when nothing else is under way.
-Calls calls_of_a_bucket(bool ahead, int nodes, int local_size, uint64_t bytes) {
+Calls calls_of_a_bucket(bool ahead, int nodes, int local_size, uint64_t bytes,
+                        uint64_t row_elements = 0) {
   Cluster cluster({.nodes = nodes, .local_size = local_size});
   Calls calls;
   cluster.run([&](Rank r) {
@@ -25,13 +26,15 @@ Calls calls_of_a_bucket(bool ahead, int nodes, int local_size, uint64_t bytes) {
     auto& path = **made;
     ASSERT_TRUE(path.reserve(3 * bytes, bytes).is_ok());
     Tensor tensor(cluster, r, bytes);
-    std::fill_n(tensor.as<float>(), bytes / 4, 1.0F);
+    std::fill_n(tensor.as<float>(), bytes / 4, row_elements > 0 ? 0.0F : 1.0F);
+    tensor.as<float>()[0] = 1;
     for (int i = 0; i < 3; ++i) {
       const auto before = calls_of(cluster, 0);
       AllReduce a;
       a.data = tensor.address();
       a.count = bytes / 4;
       a.codec = 1;
+      a.row_elements = row_elements;
       auto id = path.all_reduce(a);
       ASSERT_TRUE(id.is_ok());
       if (r == 0 && i == 2) {
@@ -91,6 +94,16 @@ TEST(Costs, OnlyTheWayOutIsEnqueuedWhenABucketIsSubmitted) {
                           {"stream_write_value32", 1}};
     EXPECT_EQ(calls, wanted) << local_size << ": " << text_of(calls);
   }
+}
+
+// Rows take two kernels more to encode, and a copy in for each node, as long as what it sent.
+TEST(Costs, ABucketOfRowsCallsOfTheDriver) {
+  auto calls = calls_of_a_bucket(false, 2, 1, uint64_t{1} << 20, 64);
+  EXPECT_EQ(calls["launch_kernel"], 3U) << text_of(calls);
+  EXPECT_EQ(calls["memcpy_dtoh_async"], 2U) << text_of(calls);
+  calls = calls_of_a_bucket(true, 2, 1, uint64_t{1} << 20, 64);
+  EXPECT_EQ(calls["launch_kernel"], 4U) << text_of(calls);
+  EXPECT_EQ(calls["memcpy_htod_async"], 2U) << text_of(calls);
 }
 
 // One rank's piece comes late: NCCL's kernels of the node's other rank must not hold thread blocks until it does.
