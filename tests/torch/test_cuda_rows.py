@@ -20,6 +20,8 @@ suite = Suite("checks_cuda_rows.py", 2, timeout=150)
 def test_on_two_nodes(name):
     if not SIMULATED.exists():
         pytest.skip(f"{SIMULATED} is not built")
+    if any("holds no device code" in log for log in suite.result().logs):
+        pytest.skip("libpaceline_cuda.so was made where nvcc was missing")
     suite.expect(name)
 
 
