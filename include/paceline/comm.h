@@ -132,7 +132,8 @@ typedef struct paceline_transfer_args {
   uint64_t bytes;
   const char* name;
   double timeout_s;
-  int32_t any_length; /* 1, on both sides: a receive takes at most `bytes`; what arrives says how long it is */
+  int32_t
+      any_length; /* 1, on both sides: a receive takes at most `bytes`; what arrives says how long it is */
 } paceline_transfer_args;
 
 typedef struct paceline_result {

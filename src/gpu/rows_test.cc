@@ -478,11 +478,12 @@ TEST(RowsFaults, EveryCallOfTheDriverMayFail) {
       const uint64_t own = all[i] - created[i];
       for (const uint64_t nth : {uint64_t{1}, own / 3 + 1, own * 2 / 3}) {
         const auto start = SteadyClock().now();
-        const bool failed = run(2, [&](Cluster& cluster) {
-                              cluster.machine().fail(
-                                  functions[i], static_cast<int>(created[i] + nth), kGpuFailed, 0);
-                            }).second;
-        EXPECT_TRUE(failed) << functions[i] << " call " << nth << " of " << own;
+        const auto [calls, failed] = run(2, [&](Cluster& cluster) {
+          cluster.machine().fail(functions[i], static_cast<int>(created[i] + nth), kGpuFailed, 0);
+        });
+        // What a join finds on its way is not the same every time: a run may have fewer calls.
+        EXPECT_TRUE(failed || calls[i] < created[i] + nth)
+            << functions[i] << " call " << nth << " of " << own;
         EXPECT_LT(SteadyClock().now() - start, 8 * kSecond);
       }
     }
