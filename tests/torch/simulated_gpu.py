@@ -21,7 +21,9 @@ from paceline import _cuda, _state
 from paceline import communicator as core
 from paceline._torch import carriers, cuda_ddp, cuda_steps, ddp, endpoints, optimizer
 
-_driver = ctypes.CDLL(str(ROOT / "build" / "lib" / "simulated" / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+_LIBRARIES = ROOT / "build" / "lib" / "simulated"
+_driver = ctypes.CDLL(str(_LIBRARIES / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+_cuda.path = lambda: str(_LIBRARIES / "libpaceline_cuda.so")  # whose device code is that GPU's
 _context = ctypes.c_void_p()
 dist.init_process_group("gloo")
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
