@@ -27,7 +27,7 @@ class HostParts:
     @contextlib.contextmanager
     def watch(self, variant):
         """Counts while one of Paceline's paths steps; others have nothing to count."""
-        attachment = _attachment(variant)
+        attachment = train_paths.attachment_of(variant.model)
         if attachment is None:
             yield
             return
@@ -41,15 +41,3 @@ class HostParts:
         finally:
             for owner, name, _ in watched:
                 delattr(owner, name)
-
-
-def _attachment(variant):
-    if variant.path not in train_paths.OURS:
-        return None
-    from paceline._torch import ddp
-    from paceline.errors import UnsupportedError
-
-    try:
-        return ddp.attachment_of(variant.model)
-    except UnsupportedError:
-        return None  # keeps torch's own all-reduce

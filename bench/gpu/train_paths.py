@@ -98,15 +98,17 @@ def give_optimizer(path, optimizer, model):
     return optimizer
 
 
+def attachment_of(model):
+    """Paceline's side of a wrapped model; None where it keeps torch's own all-reduce."""
+    from paceline._torch import ddp
+
+    return ddp.attachment_or_none(model)
+
+
 def order_of(model):
     """In which order the path's buckets are sent, and the times from which that follows; see BucketOrder.report()."""
-    from paceline._torch import ddp
-    from paceline.errors import UnsupportedError
-
-    try:
-        return ddp.attachment_of(model).overlap.order.report()
-    except UnsupportedError:
-        return None  # keeps torch's own all-reduce
+    attachment = attachment_of(model)
+    return None if attachment is None else attachment.overlap.order.report()
 
 
 def settle(optimizer):
@@ -117,11 +119,9 @@ def settle(optimizer):
 
 def _do_not_wait(model):
     """Faults could then change parameters: for measuring only."""
-    from paceline._torch import ddp
-    from paceline.errors import UnsupportedError
-
-    with contextlib.suppress(UnsupportedError):  # keeps torch's own all-reduce
-        ddp.attachment_of(model).endpoint.steps.before_step = lambda *_, **__: None
+    attachment = attachment_of(model)
+    if attachment is not None:
+        attachment.endpoint.steps.before_step = lambda *_, **__: None
 
 
 class ReadyTrace:

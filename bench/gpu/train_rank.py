@@ -352,15 +352,10 @@ def _cpu_seconds():
 
 def _payload(variant):
     """Bytes that Paceline has handed to the wire for this path, without headers."""
-    if variant.path not in train_paths.OURS:
+    attachment = train_paths.attachment_of(variant.model)
+    if attachment is None:
         return 0
-    from paceline._torch import ddp
-    from paceline.errors import UnsupportedError
-
-    try:
-        stats = ddp.attachment_of(variant.model).endpoint.communicator.stats()
-    except UnsupportedError:
-        return 0  # keeps torch's own all-reduce
+    stats = attachment.endpoint.communicator.stats()
     return stats.get("wire_bytes", stats.get("payload_sent", 0))
 
 
