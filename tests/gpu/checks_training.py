@@ -196,7 +196,7 @@ class Lookup(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(3)
-        self.tokens, self.bag = nn.Embedding(20011, 96), nn.EmbeddingBag(5000, 96, mode="sum")
+        self.tokens, self.bag = nn.Embedding(20011, 96), nn.EmbeddingBag(6000, 96, mode="sum")
         self.head = nn.Linear(96, 10)
 
     def forward(self, data):
@@ -206,7 +206,7 @@ class Lookup(nn.Module):
 
 def looked_up(step):
     generator = torch.Generator().manual_seed(1000 * step + RANK)
-    return [torch.randint(n, (16, 8), generator=generator).to(DEVICE) for n in (20011, 5000)]
+    return [torch.randint(n, (16, 8), generator=generator).to(DEVICE) for n in (20011, 6000)]
 
 
 @check

@@ -65,7 +65,8 @@ def by_rows(communicator):
 @check
 def exact_is_plain_ddp():
     """Two ranks add two numbers: there is one order."""
-    for arguments in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"bucket_cap_mb": 0.01}):
+    several = {"static_graph": True, "bucket_cap_mb_list": [0.001, 0.005]}  # in the first pass, too
+    for arguments in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"bucket_cap_mb": 0.01}, several):
         theirs = train(plain(Model(), **arguments), momentum=0.9)
         with wrapped(Model(), **arguments) as (ours, communicator):
             train(ours, momentum=0.9)

@@ -27,6 +27,7 @@ from overlap_world import (
 from torch import nn
 
 import paceline.torch
+from paceline._torch import buckets
 from paceline._torch.ddp import attachment_of
 
 
@@ -382,8 +383,10 @@ def copies_and_pickles_are_plain():
 
 @check
 def other_modes_of_ddp():
+    several = {"bucket_cap_mb": None, "bucket_cap_mb_list": [0.001, 0.003]} if buckets._takes_a_list() else {}
     for arguments in ({"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}):
         compare(make=functools.partial(model, **arguments))
+    compare(make=functools.partial(model, static_graph=True, **several))
 
 
 def mixed_loss(one, step):

@@ -5,6 +5,7 @@ import weakref
 import torch.distributed as dist
 
 from paceline import communicator as core
+from paceline._torch.delayed import DelayedBuckets
 
 _models = 0
 
@@ -28,6 +29,13 @@ class Attachment:
             endpoint.steps.parameters[id(parameter)] = parameter
         self._model = _models
         _models += 1
+        self._delayed = None
+
+    def numbered(self, bucket):
+        """The bucket that DDP hands over, with its own number in any pass."""
+        if self._delayed is None:
+            self._delayed = DelayedBuckets(self._ddp(), sum(p.numel() for _, p, _ in self.keyed_parameters()))
+        return self._delayed.numbered(bucket)
 
     def parameter_names(self):
         """{id of a parameter: its name in the wrapped module}"""

@@ -152,6 +152,7 @@ def paceline_hook(state, bucket):
     if state.delegate is not None:
         hook, hook_state = state.delegate
         return hook(hook_state, bucket)
+    bucket = state.numbered(bucket)
     if state.overlap is not None:
         return state.overlap.take(bucket)
     return state.all_reduce(bucket)
