@@ -102,7 +102,7 @@ def bucketed(model: Model, shrinking: bool) -> list[Bucket]:
             gradients.append((4 * size, now, index))
     sizes = [size for size, _, _ in gradients]
     cap = min(max(sum(sizes) // buckets._BUCKETS, buckets._LEAST), buckets._MOST)
-    caps = buckets.plan(sizes, cap, buckets._LAST) if shrinking else [cap]
+    caps = buckets.plan(sizes, cap, buckets._LEAST, buckets._LAST) if shrinking else [cap]
     made, held = [], []
     for one in gradients:
         held.append(one)

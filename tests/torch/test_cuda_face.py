@@ -150,7 +150,7 @@ GRADIENTS = st.lists(st.integers(1, 10**6).map(lambda n: 4 * n), min_size=1, max
 @given(GRADIENTS, st.integers(1, 10**6))
 def test_buckets_hold_every_gradient_and_end_small(sizes, cap):
     last = max(1, cap // 8)
-    caps = buckets.plan(sizes, cap, last)
+    caps = buckets.plan(sizes, cap, max(1, cap // 16), last)
     assert sum(caps) == sum(sizes) and all(caps)
     ends, total = set(), 0
     for size in sizes:
@@ -161,6 +161,11 @@ def test_buckets_hold_every_gradient_and_end_small(sizes, cap):
         total += size
         assert total in ends, "a bucket ends inside a gradient"
     assert caps[-1] <= max(last, sizes[-1]), "what is ready last is small, as far as gradients allow"
+
+
+def test_buckets_begin_small():
+    caps = buckets.plan([buckets.MIB] * 200, 48 * buckets.MIB, 4 * buckets.MIB, buckets.MIB // 8)
+    assert [size // buckets.MIB for size in caps[:4]] == [4, 16, 48, 48]
 
 
 def seen_buckets(model, **arguments):
@@ -196,7 +201,7 @@ def test_ddp_makes_the_buckets_that_were_planned(monkeypatch, find_unused):
     sizes = buckets.ready_order(model)
     given_ = {"module": model, "find_unused_parameters": find_unused}
     chosen = buckets.for_cuda(given_)
-    planned = buckets.plan(sizes, 1 << 17, 1 << 14)
+    planned = buckets.plan(sizes, 1 << 17, 1 << 17, 1 << 14)
     # DDP sees a layer's bias ready before its weight: ends differ by one gradient at most.
     made = seen_buckets(model, find_unused_parameters=find_unused, **chosen)
     assert len(made) == len(planned) > 5, (made, planned)

@@ -95,7 +95,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 10**6).map(lambda n: 4 * n), st.boolea
 def test_gradients_by_rows_have_buckets_of_their_own(gradients, cap):
     sizes = [size for size, _ in gradients]
     alone = [i for i, (_, by_rows) in enumerate(gradients) if by_rows]
-    caps = buckets.plan(sizes, cap, max(1, cap // 8), alone)
+    caps = buckets.plan(sizes, cap, max(1, cap // 16), max(1, cap // 8), alone)
     assert sum(caps) == sum(sizes) and all(caps)
     ends, total = [0], 0
     for size in caps:

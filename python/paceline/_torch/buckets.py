@@ -19,8 +19,9 @@ _BUCKETS = 24
 #: has none to spare …
 _LEAST, _MOST = 4 * MIB, 64 * MIB
 #: … and the last ones shrink to this size, each to a quarter of the one before: the first layer's gradient comes long
-#: after the others, and nothing else should wait for it.
-_LAST, _SHRINK = MIB // 8, 4
+#: after the others, and nothing else should wait for it. The first ones grow to theirs in the same way, from the least
+#: size on: the link has something to carry early.
+_LAST, _STEP = MIB // 8, 4
 
 
 def fusion_threshold():
@@ -58,43 +59,43 @@ def for_cuda(arguments):
     cap = chosen if chosen is not None else min(max(sum(sizes) // _BUCKETS, _LEAST), _MOST)
     if chosen == 0 or not _takes_a_list() or arguments.get("mixed_precision") is not None:
         return {"bucket_cap_mb": max(cap, 1) / MIB}
-    caps = plan(sizes, cap, min(_LAST, cap), by_rows(arguments["module"]))
+    caps = plan(sizes, cap, min(_LEAST, cap), min(_LAST, cap), by_rows(arguments["module"]))
     if arguments.get("find_unused_parameters") and not arguments.get("static_graph"):
         caps.reverse()  # such buckets are made once, from the first parameter on
     return {"bucket_cap_mb_list": [size / MIB for size in caps]}
 
 
-def plan(sizes, cap, last, alone=()):
+def plan(sizes, cap, first, last, alone=()):
     """Bytes of each bucket for gradients of `sizes` bytes in the order in which they are ready.
 
-    Each bucket but the last ones closes when it holds at least `cap`; at the end caps shrink to `last`, as far as the
-    gradients' own sizes allow. alone: indices of gradients that have a bucket of their own.
+    Each bucket closes when it holds at least its cap: `first`, growing to `cap`; at the end caps shrink to `last`, as
+    far as the gradients' own sizes allow. alone: indices of gradients that have a bucket of their own.
     """
     planned, begin = [], 0
     for index in [*sorted(alone), len(sizes)]:
         ends = not any(i not in alone for i in range(index, len(sizes)))
-        planned += _plan_run(sizes[begin:index], cap, last if ends else cap)
+        planned += _plan_run(sizes[begin:index], cap, cap if planned else first, last if ends else cap)
         planned += sizes[index : index + 1]
         begin = index + 1
     return planned
 
 
-def _plan_run(sizes, cap, last):
+def _plan_run(sizes, cap, first, last):
     tail, size, limit = [], 0, last
     left = list(sizes)
     while left and limit < cap:
         if size and size + left[-1] > limit:
             tail.append(size)
-            size, limit = 0, limit * _SHRINK
+            size, limit = 0, limit * _STEP
             continue
         size += left.pop()
     left_over, head = size, []
-    size = 0
+    size, limit = 0, first
     for one in left:
         size += one
-        if size >= cap:
+        if size >= limit:
             head.append(size)
-            size = 0
+            size, limit = 0, min(limit * _STEP, cap)
     if size + left_over:
         head.append(size + left_over)
     return head + tail[::-1]
