@@ -331,8 +331,8 @@ Status Path::warm_up() {
   PACELINE_CUDA_CALL(api_, memset_d8_async, reports_, 0, kEnds * sizeof(uint32_t), out_);
   PACELINE_RETURN_IF_ERROR(warm_up_codecs());
   if (node_) {
-    PACELINE_CUDA_CALL(api_, memset_d8_async, out_slots_[0].memory, 0, 4096, out_);
-    PACELINE_RETURN_IF_ERROR(node_->warm_up(out_slots_[0].memory, out_));
+    PACELINE_CUDA_CALL(api_, memset_d8_async, out_slots_[0].memory, 0, slot_bytes_, out_);
+    PACELINE_RETURN_IF_ERROR(node_->warm_up(out_slots_[0].memory, slot_bytes_, out_));
     PACELINE_RETURN_IF_ERROR(drain(out_, "the first collectives in the node", kDrainSeconds));
   }
   return warm_up_wire();

@@ -12,6 +12,8 @@ namespace {
 // Collectives inside a node need few thread blocks: what they move is bounded by the link between nodes, and the others
 // are the model's.
 constexpr int kMostCtas = 4;
+// NCCL connects ranks for an algorithm when it takes it first, and which one depends on the size.
+constexpr uint64_t kWarmUpStep = 32;
 constexpr int kAbortLooks =
     1000;  // of a millisecond: how long an abort waits for a call that is under way
 
@@ -56,7 +58,7 @@ Status Node::usable() const {
 }
 
 Status Node::reduce_scatter(const PathPlan& plan, uint64_t data, drivers::cuda::Stream stream) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(scattering_);
   PACELINE_RETURN_IF_ERROR(usable());
   const auto dtype = plan.request.format.dtype;
   const auto at = [&](uint64_t element) {
@@ -76,7 +78,7 @@ Status Node::reduce_scatter(const PathPlan& plan, uint64_t data, drivers::cuda::
 }
 
 Status Node::all_gather(const PathPlan& plan, uint64_t data, drivers::cuda::Stream stream) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(gathering_);
   PACELINE_RETURN_IF_ERROR(usable());
   const auto dtype = plan.request.format.dtype;
   const auto at = [&](uint64_t element) {
@@ -99,7 +101,7 @@ Status Node::reduce_scatter_blocks(uint64_t input, uint64_t output, uint64_t out
                                    int blocks, uint64_t count, DType dtype,
                                    drivers::cuda::Stream stream) {
   if (count == 0) return Status::ok();
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(scattering_);
   PACELINE_RETURN_IF_ERROR(usable());
   const uint64_t run = count * dtype_size(dtype) * static_cast<uint64_t>(ranks_);
   NCCL_CALL(scatter_, "ncclGroupStart", api_.group_start());
@@ -118,7 +120,7 @@ Status Node::reduce_scatter_blocks(uint64_t input, uint64_t output, uint64_t out
 Status Node::all_gather_blocks(uint64_t data, int blocks, uint64_t bytes,
                                drivers::cuda::Stream stream) {
   if (bytes == 0) return Status::ok();
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(gathering_);
   PACELINE_RETURN_IF_ERROR(usable());
   NCCL_CALL(gather_, "ncclGroupStart", api_.group_start());
   nc::NcclResult error = 0;
@@ -134,7 +136,7 @@ Status Node::all_gather_blocks(uint64_t data, int blocks, uint64_t bytes,
 
 Status Node::broadcast(uint64_t data, uint64_t bytes, int root, drivers::cuda::Stream stream) {
   if (bytes == 0) return Status::ok();
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(gathering_);
   PACELINE_RETURN_IF_ERROR(usable());
   auto* const memory = reinterpret_cast<void*>(data);
   NCCL_CALL(gather_, "broadcast",
@@ -142,18 +144,24 @@ Status Node::broadcast(uint64_t data, uint64_t bytes, int root, drivers::cuda::S
   return Status::ok();
 }
 
-Status Node::warm_up(uint64_t scratch, drivers::cuda::Stream stream) {
+Status Node::warm_up(uint64_t scratch, uint64_t bytes, drivers::cuda::Stream stream) {
   PathPlan plan;
   plan.request.shape.local_size = ranks_;
-  plan.shard = 1;
-  plan.tail = {static_cast<uint64_t>(ranks_), 1};
-  PACELINE_RETURN_IF_ERROR(reduce_scatter(plan, scratch, stream));
-  return all_gather(plan, scratch, stream);
+  const auto ranks = static_cast<uint64_t>(ranks_);
+  for (uint64_t elements = 1; (elements * ranks + 1) * sizeof(float) <= bytes;
+       elements *= kWarmUpStep) {
+    plan.shard = elements;
+    plan.tail = {elements * ranks, 1};
+    PACELINE_RETURN_IF_ERROR(reduce_scatter(plan, scratch, stream));
+    PACELINE_RETURN_IF_ERROR(all_gather(plan, scratch, stream));
+  }
+  return Status::ok();
 }
 
 Status Node::check() const {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || aborted_) return Status::ok();
+  const std::unique_lock scattering(scattering_, std::try_to_lock);
+  const std::unique_lock gathering(gathering_, std::try_to_lock);
+  if (!scattering || !gathering || aborted_) return Status::ok();
   for (auto* comm : {scatter_, gather_}) {
     nc::NcclResult error = 0;
     if (comm == nullptr || api_.comm_get_async_error(comm, &error) != 0) continue;
@@ -165,11 +173,13 @@ Status Node::check() const {
 
 void Node::abort() {
   if (aborted_.exchange(true)) return;
-  // A thread that hangs inside NCCL holds the mutex; only the abort lets it go on.
-  std::unique_lock lock(mutex_, std::try_to_lock);
-  for (int looks = 0; !lock.owns_lock() && looks < kAbortLooks; ++looks) {
+  // A thread that hangs inside NCCL holds its mutex; only the abort lets it go on.
+  std::unique_lock scattering(scattering_, std::try_to_lock);
+  std::unique_lock gathering(gathering_, std::try_to_lock);
+  for (int looks = 0; !(scattering && gathering) && looks < kAbortLooks; ++looks) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    (void)lock.try_lock();
+    if (!scattering) (void)scattering.try_lock();
+    if (!gathering) (void)gathering.try_lock();
   }
   if (scatter_ != nullptr) api_.comm_abort(scatter_);
   if (gather_ != nullptr) api_.comm_abort(gather_);
@@ -177,7 +187,7 @@ void Node::abort() {
 }
 
 Status Node::destroy() {
-  const std::lock_guard lock(mutex_);
+  const std::scoped_lock lock(scattering_, gathering_);
   if (aborted_) return Status::ok();
   for (auto** comm : {&scatter_, &gather_}) {
     if (*comm != nullptr)

@@ -43,8 +43,8 @@ class Node {
   /// In place: `blocks` runs of blocks of `bytes`, one per rank, of which this rank has its own.
   Status all_gather_blocks(uint64_t data, int blocks, uint64_t bytes, drivers::cuda::Stream stream);
   Status broadcast(uint64_t data, uint64_t bytes, int root, drivers::cuda::Stream stream);
-  /// A small collective on each communicator, and both kinds of broadcast; `scratch` has 16 bytes per rank.
-  Status warm_up(uint64_t scratch, drivers::cuda::Stream stream);
+  /// Collectives of all sizes that `bytes` of `scratch` hold, on each communicator. All ranks of the node call it.
+  Status warm_up(uint64_t scratch, uint64_t bytes, drivers::cuda::Stream stream);
   Status check() const;
   /// Kernels that wait for other ranks end. From any thread.
   void abort();
@@ -55,7 +55,9 @@ class Node {
   Status usable() const;
   const nc::Api& api_;
   int ranks_, rank_;
-  mutable std::mutex mutex_;  ///< an abort frees the communicators
+  /// An abort frees the communicators. One each: a thread may have to wait inside NCCL until the other ranks have made
+  /// the same call (it connects them for an algorithm that is new to it), and theirs may be the other communicator's turn.
+  mutable std::mutex scattering_, gathering_;
   nc::Comm scatter_ = nullptr, gather_ = nullptr;
   std::atomic<bool> aborted_{false};
 };

@@ -1,10 +1,12 @@
 #include "drivers/nccl/mock/cliques.h"
 
+#include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <vector>
 
@@ -34,6 +36,7 @@ struct Launch {
   std::vector<std::vector<Call>> of_rank;
   std::vector<bool> arrived;
   std::vector<std::chrono::steady_clock::time_point> since;  ///< [ranks] at the head of its queue
+  int made = 0;                                              ///< ranks that have called
   int arrivals = 0;
   int left = 0;
   bool done = false;
@@ -44,7 +47,9 @@ struct Clique {
   int size = 0;
   int joined = 0;
   bool broken = false;
+  bool aborted = false;                 ///< by a rank: those that it would connect with see it go
   std::map<uint64_t, Launch> launches;  ///< by sequence
+  std::set<std::pair<Kind, int>> connected;
 };
 
 }  // namespace
@@ -67,7 +72,7 @@ struct Cliques::State {
   std::vector<std::unique_ptr<NcclCommTag>> comms;
   uint64_t ids = 0;
   int open = 0;
-  int joining = 0;  ///< threads in comm_init_rank_config
+  int joining = 0;  ///< threads that wait for other ranks' calls
   std::string disagreement;
   std::map<std::string, uint64_t> calls;
   std::map<Kind, double> waited;  ///< seconds
@@ -177,11 +182,30 @@ struct Group {
 };
 thread_local Group group;
 
-void launch(NcclCommTag* comm, cuda::Stream stream, std::vector<Call> calls) {
+/// What is new to a communicator connects its ranks first: the host waits until all have made the call.
+bool connect(Cliques::State& s, std::unique_lock<std::mutex>& lock, const NcclCommTag& comm,
+             uint64_t sequence) {
+  auto& clique = *comm.clique;
+  const auto& calls = clique.launches[sequence].of_rank[static_cast<size_t>(comm.rank)];
+  const std::pair kind{calls[0].kind, std::bit_width(calls[0].count * size_of(calls[0].type))};
+  if (clique.connected.contains(kind)) return true;
+  ++s.joining;
+  s.changed.notify_all();
+  s.changed.wait_for(lock, std::chrono::seconds(20), [&] {
+    return comm.aborted || clique.aborted || clique.broken || clique.connected.contains(kind) ||
+           clique.launches[sequence].made == clique.size;
+  });
+  --s.joining;
+  if (clique.launches[sequence].made == clique.size) clique.connected.insert(kind);
+  s.changed.notify_all();
+  return clique.connected.contains(kind) && !comm.aborted;
+}
+
+NcclResult launch(NcclCommTag* comm, cuda::Stream stream, std::vector<Call> calls) {
   auto* s = the_state;
   uint64_t sequence = 0;
   {
-    std::lock_guard lock(s->mutex);
+    std::unique_lock lock(s->mutex);
     sequence = comm->next++;
     auto& l = comm->clique->launches[sequence];
     const auto size = static_cast<size_t>(comm->clique->size);
@@ -190,6 +214,8 @@ void launch(NcclCommTag* comm, cuda::Stream stream, std::vector<Call> calls) {
     l.since.resize(size);
     if (l.left == 0) l.left = comm->clique->size;
     l.of_rank[static_cast<size_t>(comm->rank)] = std::move(calls);
+    ++l.made;
+    if (!connect(*s, lock, *comm, sequence)) return kInternalError;
   }
   cuda::mock::Task task;
   task.ready = [s, comm, sequence] {
@@ -217,14 +243,12 @@ void launch(NcclCommTag* comm, cuda::Stream stream, std::vector<Call> calls) {
     if (--l.left == 0) comm->clique->launches.erase(sequence);
   };
   s->machine->add_task(stream, std::move(task));
+  return 0;
 }
 
 NcclResult issue(NcclCommTag* comm, cuda::Stream stream, const Call& call) {
   if (comm == nullptr) return kInvalidArgument;
-  if (group.depth == 0) {
-    launch(comm, stream, {call});
-    return 0;
-  }
+  if (group.depth == 0) return launch(comm, stream, {call});
   for (auto& [key, calls] : group.kernels) {
     if (key.first == comm && key.second == stream) {
       calls.push_back(call);
@@ -292,7 +316,8 @@ NcclResult comm_abort(Comm comm) {
   ENTER("comm_abort");
   std::lock_guard lock(the_state->mutex);
   if (!comm->aborted) --the_state->open;
-  comm->aborted = true;
+  comm->aborted = comm->clique->aborted = true;
+  the_state->changed.notify_all();
   return 0;
 }
 NcclResult comm_get_async_error(Comm, NcclResult* error) {
@@ -311,7 +336,9 @@ NcclResult group_end() {
   auto kernels = std::move(group.kernels);
   group.kernels.clear();
   if (injected != 0) return injected;
-  for (auto& [key, calls] : kernels) launch(key.first, key.second, std::move(calls));
+  for (auto& [key, calls] : kernels) {
+    if (auto error = launch(key.first, key.second, std::move(calls)); error != 0) return error;
+  }
   return 0;
 }
 NcclResult all_reduce(const void* send, void* receive, size_t count, Type type, Op, Comm comm,

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -71,7 +72,10 @@ TEST(Cliques, ACollectiveWaitsForAllRanksAndAnAbortEndsTheWait) {
   Cliques cliques(machine);
   with_ranks(machine, cliques, [](int r, Comm comm, cuda::Stream s, const auto& cu, const auto& n) {
     float x = 1;
-    if (r == 2) return;  // never comes
+    ASSERT_EQ(n.all_reduce(&x, &x, 1, Type::kFloat32, Op::kSum, comm, s), 0);
+    ASSERT_EQ(cu.stream_synchronize(s), 0);
+    if (r == 2) return;  // never comes again
+    x = 1;
     ASSERT_EQ(n.all_reduce(&x, &x, 1, Type::kFloat32, Op::kSum, comm, s), 0);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     EXPECT_EQ(cu.stream_query(s), cuda::kNotReady);
@@ -92,6 +96,9 @@ TEST(Cliques, DifferentOrdersOnOneQueueHang) {
     Config config;
     ASSERT_EQ(n.comm_init_rank_config(&b, kRanks, second, r, &config), 0);
     float x = 1;
+    for (auto* comm : {a, b})
+      ASSERT_EQ(n.all_reduce(&x, &x, 1, Type::kFloat32, Op::kSum, comm, s), 0);
+    ASSERT_EQ(cu.stream_synchronize(s), 0);
     for (auto* comm : r == 0 ? std::array{a, b} : std::array{b, a})
       ASSERT_EQ(n.all_reduce(&x, &x, 1, Type::kFloat32, Op::kSum, comm, s), 0);
     EXPECT_NE(cu.stream_synchronize(s), 0);
@@ -99,6 +106,28 @@ TEST(Cliques, DifferentOrdersOnOneQueueHang) {
     n.comm_abort(b);
     EXPECT_EQ(cu.stream_synchronize(s), 0);
   });
+}
+
+TEST(Cliques, ACallThatConnectsWaitsOnTheHostForAllRanks) {
+  cuda::mock::Machine machine({.devices = kRanks});
+  Cliques cliques(machine);
+  std::atomic<int> called{0};
+  with_ranks(
+      machine, cliques, [&](int r, Comm comm, cuda::Stream s, const auto& cu, const auto& n) {
+        float x = 1;
+        if (r == 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        ++called;
+        ASSERT_EQ(n.all_reduce(&x, &x, 1, Type::kFloat32, Op::kSum, comm, s), 0);
+        EXPECT_EQ(called, kRanks);
+        ASSERT_EQ(cu.stream_synchronize(s), 0);
+        std::array<float, 64> more{};
+        if (r == 2) {
+          ASSERT_EQ(n.comm_abort(comm), 0);
+          return;
+        }
+        EXPECT_NE(n.all_reduce(more.data(), more.data(), 64, Type::kFloat32, Op::kSum, comm, s), 0);
+        n.comm_abort(comm);
+      });
 }
 
 TEST(Cliques, DisagreementIsSeen) {
