@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <random>
 #include <string>
 #include <vector>
@@ -78,7 +79,7 @@ std::vector<Work> make_buckets(const paceline::plan::CodecSpec& spec, uint64_t e
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   std::string name = argc == 4 ? argv[1] : "";
   auto elements = argc == 4 ? std::strtoull(argv[2], nullptr, 10) : 0;
   auto nodes = argc == 4 ? std::strtoull(argv[3], nullptr, 10) : 0;
@@ -109,4 +110,7 @@ int main(int argc, char** argv) {
   std::sort(times.begin(), times.end());
   fmt::print("median seconds {:.6f}\n", times[times.size() / 2]);
   return 0;
+} catch (const std::exception& error) {
+  std::fputs(error.what(), stderr);
+  return 1;
 }

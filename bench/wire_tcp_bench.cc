@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -241,7 +242,7 @@ int run(const Args& a) {
 }  // namespace
 }  // namespace paceline::wire
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   paceline::wire::Args a;
   if (argc < 5) {
     fmt::print(
@@ -260,4 +261,7 @@ int main(int argc, char** argv) {
   if (argc > 8) a.seconds = std::atof(argv[8]);
   if (argc > 9) a.rounds = std::atoi(argv[9]);
   return paceline::wire::run(a);
+} catch (const std::exception& error) {
+  std::fputs(error.what(), stderr);
+  return 1;
 }

@@ -68,7 +68,7 @@ class Load {
     flag_memory_ = std::aligned_alloc(Flags::kLine, Flags::bytes(lanes));
     std::memset(flag_memory_, 0, Flags::bytes(lanes));
     Pump::Options o;
-    o.flags = flags_ = Flags(static_cast<std::byte*>(flag_memory_), lanes);
+    o.flags = flags_ = Flags(static_cast<std::byte*>(flag_memory_));
     o.lanes = lanes;
     o.node = me.node;
     o.peers = peers;
@@ -196,7 +196,7 @@ void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   Asked asked;
   CLI::App app{"What a rank's pump carries between nodes, by the number of threads on the wire"};
   app.add_option("--threads", asked.threads, "numbers of threads, in turn")
@@ -227,4 +227,7 @@ int main(int argc, char** argv) {
     if (auto status = wires.back().destroy(); !status) leave(status);
   }
   return 0;
+} catch (const std::exception& error) {
+  std::fputs(error.what(), stderr);
+  return 1;
 }

@@ -153,7 +153,9 @@ constexpr SettingRow kRows[] = {
     {"lanes", kInteger, "1", "1..64", "Independent streams that big buffers are cut over.", kLanes},
     {"wire_threads", kChoice, "auto", "auto|1|2|3|4|5|6|7|8",
      "Threads with which a rank's CUDA tensors travel between nodes, each with connections of its "
-     "own; auto: 2 where the node has at least 4 cores a rank, else 1."},
+     "own; auto: 4 for a rank that has a node of 8 cores or more to itself, 2 where the node has "
+     "at "
+     "least 4 cores a rank, else 1."},
     {"piece_bytes", kInteger, "524288", "4096..1073741824",
      "The largest message; bigger buffers are cut and pipelined."},
     {"fusion_threshold", kInteger, "4194304", "0..",

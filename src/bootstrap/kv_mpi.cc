@@ -37,7 +37,7 @@ class Pmi1KeyValue final : public KeyValue {
     auto parts = digits.size() / part_bytes + 1;
     for (std::size_t i = 0; i < parts; ++i) {
       auto part = digits.substr(i * part_bytes, part_bytes);
-      if (i == 0) part = fmt::format("{:04x}", parts) + part;
+      if (i == 0) part.insert(0, fmt::format("{:04x}", parts));
       PACELINE_RETURN_IF_ERROR(client_.put(fmt::format("{}-{}", short_key(key), i), part));
     }
     return {};

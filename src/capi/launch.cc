@@ -12,7 +12,7 @@ Result<std::string> variables(const char* face) {
   PACELINE_ASSIGN(auto settings, Settings::load(parsed));
   PACELINE_ASSIGN(auto found, bootstrap::launch_environment(settings));
   std::string lines;
-  for (const auto& [name, value] : found) lines += name + "=" + value + "\n";
+  for (const auto& [name, value] : found) lines.append(name).append("=").append(value).append("\n");
   return lines;
 }
 

@@ -98,7 +98,7 @@ bool program_exists(const std::string& name) {
   const char* path = std::getenv("PATH");
   std::istringstream parts(path ? path : "/usr/sbin:/usr/bin:/sbin:/bin");
   for (std::string part; std::getline(parts, part, ':');)
-    if (access((part + "/" + name).c_str(), X_OK) == 0) return true;
+    if (access(part.append("/").append(name).c_str(), X_OK) == 0) return true;
   return access(("/usr/sbin/" + name).c_str(), X_OK) == 0 ||
          access(("/sbin/" + name).c_str(), X_OK) == 0;
 }

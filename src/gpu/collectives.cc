@@ -200,7 +200,8 @@ Status Path::enqueue_moved_in(Job& job, size_t index) {
   const uint64_t block = block_bytes(*job.collective);
   for (int n = 0; n < shape_.nodes; ++n) {
     if (n == shape_.node || !plan.sends(n)) continue;
-    const auto rank = static_cast<uint64_t>(n * shape_.local_size + shape_.local_rank);
+    const auto rank = static_cast<uint64_t>(n) * static_cast<uint64_t>(shape_.local_size) +
+                      static_cast<uint64_t>(shape_.local_rank);
     PACELINE_CUDA_CALL(
         api_, memcpy_htod_async, job.target + (gathers ? rank * block : 0) + piece.span.first,
         o.host + piece.in_offset + plan.slot(piece, n), piece.span.elements, lane.in);

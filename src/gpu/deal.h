@@ -20,8 +20,11 @@ inline constexpr uint64_t kLeastSlice = 256U << 10;
 inline constexpr uint64_t kSliceAlign = 256;
 
 /// Where nobody asked for a number, with so many ranks of the job and cores on the node. One thread copies some 16 Gb/s
-/// each way while nothing else happens, and less beside a training step: a second one, if there are cores for it.
-inline int fitting_wires(int ranks, int cores) { return cores >= 4 * ranks ? 2 : 1; }
+/// each way while nothing else happens, and about half of that beside a training step: more of them, if there are cores.
+inline int fitting_wires(int ranks, int cores) {
+  if (cores < 4 * ranks) return 1;
+  return ranks == 1 && cores >= 8 ? 4 : 2;
+}
 
 struct Slice {
   int wire = 0;

@@ -50,7 +50,9 @@ TEST(Deal, LongAndShortMessagesLoadAllWiresAlike) {
 TEST(Deal, AThreadMoreWhereEachRankHasFourCores) {
   EXPECT_EQ(fitting_wires(1, 3), 1);
   EXPECT_EQ(fitting_wires(1, 4), 2);
-  EXPECT_EQ(fitting_wires(1, 192), 2);
+  EXPECT_EQ(fitting_wires(1, 7), 2);
+  EXPECT_EQ(fitting_wires(1, 8), 4);
+  EXPECT_EQ(fitting_wires(1, 192), 4);
   EXPECT_EQ(fitting_wires(2, 7), 1);
   EXPECT_EQ(fitting_wires(2, 8), 2);
   EXPECT_EQ(fitting_wires(8, 192), 2);

@@ -252,7 +252,7 @@ Result<std::shared_ptr<const Operation>> Path::submit(const AllReduce& r, const 
   return std::shared_ptr<const Operation>(job.operation);
 }
 
-Path::Job Path::make_job(std::shared_ptr<const PathPlan> plan, const std::string& name) {
+Path::Job Path::make_job(const std::shared_ptr<const PathPlan>& plan, const std::string& name) {
   const auto& q = plan->request;
   auto o = std::make_shared<Operation>();
   o->sequence = ++submitted_;

@@ -263,7 +263,7 @@ class Path {
   Status refuse_capture(cu::Stream stream, std::string_view what) const;
   /// How many of `request.count` elements fit the pinned memory in one operation.
   Result<uint64_t> count_that_fits(PathRequest request);
-  Job make_job(std::shared_ptr<const PathPlan> plan, const std::string& name);
+  Job make_job(const std::shared_ptr<const PathPlan>& plan, const std::string& name);
   Result<uint64_t> launch(Job& job, cu::Stream caller);
   void launch_later(const Job& job);
   Status wait_finished() const;

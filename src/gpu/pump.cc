@@ -33,7 +33,7 @@ uint32_t tag_of(int lane, int hop) { return static_cast<uint32_t>(lane * 2 + hop
 
 }  // namespace
 
-Pump::Pump(std::vector<Wire> wires, Options options) : options_(std::move(options)) {
+Pump::Pump(const std::vector<Wire>& wires, Options options) : options_(std::move(options)) {
   lanes_.resize(static_cast<size_t>(options_.lanes));
   for (const auto& wire : wires) sides_.emplace_back(wire);
   pump_thread_ = std::thread([this] { pump(); });

@@ -84,7 +84,7 @@ class Pump {
   };
 
   /// wires: the first and its companions, in the same order on all ranks.
-  Pump(std::vector<Wire> wires, Options options);
+  Pump(const std::vector<Wire>& wires, Options options);
   Pump(const Pump&) = delete;
   Pump& operator=(const Pump&) = delete;
   ~Pump() { stop(); }

@@ -39,6 +39,7 @@ Result<std::vector<std::string>> Wire::gather(const std::string& mine, size_t by
   a.name = name;
   PACELINE_RETURN_IF_ERROR(status_of(paceline_run(comm_, &a, nullptr), comm_));
   std::vector<std::string> all;
+  all.reserve(static_cast<size_t>(me.size));
   for (int r = 0; r < me.size; ++r)
     all.push_back(out.substr(static_cast<size_t>(r) * bytes, bytes));
   return all;

@@ -63,6 +63,7 @@ Levels levels(const PlanRequest& request, Rank me) {
   }
   if (l.inner.mine >= l.rails) return l;
   std::vector<Rank> rail;
+  rail.reserve(groups.size());
   for (const auto& g : groups) rail.push_back(g[static_cast<std::size_t>(l.inner.mine)]);
   l.rail = members(std::move(rail), me);
   return l;
@@ -100,6 +101,7 @@ void add_binomial(const std::vector<Rank>& ranks, Rank me, Tree& tree) {
 Tree node_tree(const GroupShape& shape, Rank root, Rank me) {
   auto nodes = rooted_nodes(shape, root);
   std::vector<Rank> firsts;
+  firsts.reserve(nodes.size());
   for (const auto& node : nodes) firsts.push_back(node[0]);
   Tree tree;
   add_binomial(firsts, me, tree);

@@ -24,6 +24,7 @@ void two_level_all_reduce(Builder& b) {
   bool in_ring = suits_encoded_ring(shards[0].size() * dtype_size(request.dtype), l.groups);
   uint64_t chunks = piece_count(request, (shards[0].size() + groups - 1) / groups, request.count);
   std::vector<std::vector<Span>> cut;
+  cut.reserve(shards.size());
   for (Span shard : shards) cut.push_back(split(shard, chunks, request.dtype));
 
   for (std::size_t c = 0; c < chunks; ++c) {

@@ -155,7 +155,7 @@ class Bench {
     for (const Memory& memory : velocities_) memory.fill(0);
     const auto encode = [&](int i) {
       EncodeArguments a = arguments(format.dtype, elements, i);
-      a.scale = kScales[i % 8];
+      a.scale = kScales[static_cast<unsigned>(i) % 8];
       a.residual = residuals_[i % kSets].address();
       a.next_residual = residuals_[(i + 1) % kSets].address();
       if (momentum) {

@@ -54,6 +54,7 @@ int start_ranks(int np) {
     }
   }
   std::vector<char*> argv;
+  argv.reserve(command.size() + 1);
   for (auto& w : command) argv.push_back(w.data());
   argv.push_back(nullptr);
   execv(self.c_str(), argv.data());

@@ -14,8 +14,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-extern char** environ;
-
 namespace paceline::bench {
 namespace {
 
@@ -53,6 +51,7 @@ std::vector<std::string> environment(const paceline_identity& who) {
 
 std::vector<char*> pointers(std::vector<std::string>& words) {
   std::vector<char*> out;
+  out.reserve(words.size() + 1);
   for (auto& w : words) out.push_back(w.data());
   out.push_back(nullptr);
   return out;

@@ -177,7 +177,7 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-int finish(const Options& o, Report report) {
+int finish(const Options& o, const Report& report) {
   if (!o.json.empty()) {
     auto written = write_report(report, o.json);
     if (!written.is_ok()) {

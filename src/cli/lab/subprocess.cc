@@ -49,6 +49,7 @@ class MemoryFile {
 Result<std::string> run_program(const std::vector<std::string>& argv, const std::string& input) {
   MemoryFile in(input), out(""), err("");
   std::vector<char*> args;
+  args.reserve(argv.size() + 1);
   for (const auto& a : argv) args.push_back(const_cast<char*>(a.c_str()));
   args.push_back(nullptr);
   posix_spawn_file_actions_t actions;

@@ -81,12 +81,7 @@ void FakeNetwork::transmit(Rank from, Rank to, std::vector<std::byte> bytes) {
     ++counts_.lost;
     return;
   }
-  int copies = 1;
-  if (chance(options_.duplicate)) {
-    ++counts_.duplicated;
-    copies = 2;
-  }
-  for (int i = 0; i < copies; ++i) {
+  const auto send_copy = [&](std::vector<std::byte> copy) {
     Packet p;
     p.at = leaves + options_.latency + held_back(options_.jitter);
     if (chance(options_.reorder)) {
@@ -99,7 +94,7 @@ void FakeNetwork::transmit(Rank from, Rank to, std::vector<std::byte> bytes) {
     }
     p.from = from;
     p.to = to;
-    p.bytes = i + 1 < copies ? bytes : std::move(bytes);
+    p.bytes = std::move(copy);
     if (chance(options_.corrupt)) {
       ++counts_.corrupted;
       for (uint64_t flips = 1 + random() % 3; flips > 0; --flips) {
@@ -108,7 +103,12 @@ void FakeNetwork::transmit(Rank from, Rank to, std::vector<std::byte> bytes) {
       }
     }
     enqueue(std::move(p));
+  };
+  if (chance(options_.duplicate)) {
+    ++counts_.duplicated;
+    send_copy(bytes);
   }
+  send_copy(std::move(bytes));
 }
 
 void FakeNetwork::deliver(Packet packet, std::set<Rank>& touched) {

@@ -214,7 +214,8 @@ void Connector::take_proof(Incoming& in, const Proof& proof, Packet& packet,
   parts.socket = std::move(in.socket);
   drop_outgoing(hello.from);
   candidate.state = State::kReady;
-  outcomes.push_back({hello.from, std::make_unique<Link>(std::move(parts)), Status::ok()});
+  auto link = std::make_unique<Link>(std::move(parts));
+  outcomes.push_back({hello.from, std::move(link), Status::ok()});
 }
 
 // ---- connecting
@@ -325,7 +326,8 @@ void Connector::take_welcome(Rank rank, const Welcome& welcome, Packet& packet,
   parts.socket = std::move(out.socket);
   drop_outgoing(rank);
   of(rank).state = State::kReady;
-  outcomes.push_back({rank, std::make_unique<Link>(std::move(parts)), Status::ok()});
+  auto link = std::make_unique<Link>(std::move(parts));
+  outcomes.push_back({rank, std::move(link), Status::ok()});
 }
 
 void Connector::take_refusal(Rank rank, const Refusal& refusal, Time now,

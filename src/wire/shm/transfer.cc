@@ -26,8 +26,8 @@ void Conversation::start_pull(const RecordHeader& offer, const Posted& posted) {
     if (!link_->arena(offer.where, offer.length).empty()) pull.way = Way::kArena;
   }
   if (pull.way == Way::kPieces && link_->can_read_memory()) pull.way = Way::kMemory;
-  if (pull.way == Way::kPieces) return ask_for_pieces(std::move(pull));
-  pulls_.push_back(std::move(pull));
+  if (pull.way == Way::kPieces) return ask_for_pieces(pull);
+  pulls_.push_back(pull);
 }
 
 void Conversation::ask_for_pieces(Pull pull) {
@@ -37,7 +37,7 @@ void Conversation::ask_for_pieces(Pull pull) {
   header.id = pull.offer.id;
   header.offset = pull.done;
   header.in_arena = shared_.options.use_arena && !link_->arena_failed() ? 1 : 0;
-  piecewise_.emplace(pull.offer.id, std::move(pull));
+  piecewise_.emplace(pull.offer.id, pull);
   post(header);
 }
 
@@ -54,7 +54,7 @@ uint64_t Conversation::step_pull(Status& status) {
       status = {Code::kPeerLost, fmt::format("{} is gone: its process ended", name_)};
       return got;
     }
-    const Pull finished = std::move(pull);
+    const Pull finished = pull;
     pulls_.pop_front();
     finish_pull(finished);
   }
@@ -79,12 +79,12 @@ uint64_t Conversation::read_chunk(Pull& pull, uint64_t bytes, Status& status) {
     return 0;
   }
   if (error != EFAULT) link_->forbid_read_memory(std::strerror(error));
-  Pull other = std::move(pull);
+  const Pull other = pull;
   pulls_.pop_front();
   if (!link_->still_lent()) {
     finish_pull(other);
   } else {
-    ask_for_pieces(std::move(other));  // memory of a kind that can't be read from outside
+    ask_for_pieces(other);  // memory of a kind that can't be read from outside
   }
   return 0;
 }
@@ -142,7 +142,7 @@ bool Conversation::use_piece(const RecordHeader& header, std::span<const std::by
   deliver(pull, data);
   pull.done += data.size();
   if (pull.done < pull.offer.length) return true;
-  const Pull finished = std::move(pull);
+  const Pull finished = pull;
   piecewise_.erase(found);
   finish_pull(finished);
   return true;
@@ -153,7 +153,7 @@ bool Conversation::on_withdrawn(const RecordHeader& header) {
   if (found == piecewise_.end()) return !shared_.aborted.is_ok();
   // Its abort came before this record did, so finish_pull() finds the message taken back.
   if (link_->still_lent()) return false;
-  const Pull pull = std::move(found->second);
+  const Pull pull = found->second;
   piecewise_.erase(found);
   finish_pull(pull);
   return true;

@@ -159,7 +159,8 @@ Result<Descriptor> start_connect(const Endpoint& to, const Endpoint& from) {
     ::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
     Endpoint any_port = from;
     any_port.set_port(0);
-    ::bind(fd.get(), any_port.get(), any_port.length);  // a hint: without it the route decides
+    (void)::bind(fd.get(), any_port.get(),
+                 any_port.length);  // a hint: without it the route decides
   }
   if (::connect(fd.get(), to.get(), to.length) != 0 && errno != EINPROGRESS) {
     int error = errno;

@@ -61,7 +61,8 @@ class Rank2 {
     o.use_vm_read = vm_read;
     o.chunk_bytes = s_.chunk;
     auto channel = ShmChannel::create(o).value();
-    std::strcpy(board_.address[rank_], channel->address().c_str());
+    const std::string mine = channel->address();
+    mine.copy(board_.address[rank_], sizeof board_.address[rank_] - 1);  // the board holds zeros
     board_.announced[rank_].store(generation);
     while (board_.announced[1 - rank_].load() < generation) sched_yield();
     channel->set_peer(1 - rank_, board_.address[1 - rank_], "here");
@@ -174,6 +175,7 @@ class Rank2 {
       }
     }
     std::vector<double> us;
+    us.reserve(15);
     for (int i = 0; i < 15; ++i) us.push_back(ping(*fast, 2000));
     std::sort(us.begin(), us.end());
     if (rank_ == 0)
