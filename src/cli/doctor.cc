@@ -100,7 +100,7 @@ void check_codec(const Settings& settings, Findings& findings) {
   findings.push_back(
       {"codec", Verdict::kWarning,
        fmt::format("PACELINE_CODEC=topk sends {:g} % of the entries: a small GPT that "
-                   "began with it learnt slower than with exact gradients",
+                   "began with it learnt slower than with exact gradients, with AdamW far slower",
                    100 * settings.number("topk_ratio")),
        "compare the loss of a run with PACELINE_CODEC=fp16, which kept up everywhere; "
        "or raise PACELINE_TOPK_RATIO (docs/gpu.md, Convergence)"});
