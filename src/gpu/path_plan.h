@@ -137,7 +137,7 @@ inline constexpr uint64_t kPieceGranule = 4096;
 /// Parts too; a multiple of what int8's blocks and 16-byte loads need.
 inline constexpr uint64_t kPartGranule = 512;
 /// A piece holds at most so many times piece_bytes of gradient.
-inline constexpr double kMostGradient = 4;
+inline constexpr double kMostGradient = 16;
 
 /// Whether rows of these can travel by themselves: one of them is no longer than a piece.
 bool takes_rows(const PathRequest& request);
