@@ -29,12 +29,13 @@ class Attachment:
             endpoint.steps.parameters[id(parameter)] = parameter
         self._model = _models
         _models += 1
+        self._elements = sum(p.numel() for _, p, _ in self.keyed_parameters())  # those that DDP reduces from now on
         self._delayed = None
 
     def numbered(self, bucket):
         """The bucket that DDP hands over, with its own number in any pass."""
         if self._delayed is None:
-            self._delayed = DelayedBuckets(self._ddp(), sum(p.numel() for _, p, _ in self.keyed_parameters()))
+            self._delayed = DelayedBuckets(self._ddp(), self._elements)
         return self._delayed.numbered(bucket)
 
     def parameter_names(self):
