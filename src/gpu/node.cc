@@ -1,5 +1,6 @@
 #include "gpu/node.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -148,14 +149,14 @@ Status Node::warm_up(uint64_t scratch, uint64_t bytes, drivers::cuda::Stream str
   PathPlan plan;
   plan.request.shape.local_size = ranks_;
   const auto ranks = static_cast<uint64_t>(ranks_);
-  for (uint64_t elements = 1; (elements * ranks + 1) * sizeof(float) <= bytes;
-       elements *= kWarmUpStep) {
+  const uint64_t most = (bytes / sizeof(float) - 1) / ranks;
+  for (uint64_t elements = 1;; elements = std::min(elements * kWarmUpStep, most)) {
     plan.shard = elements;
     plan.tail = {elements * ranks, 1};
     PACELINE_RETURN_IF_ERROR(reduce_scatter(plan, scratch, stream));
     PACELINE_RETURN_IF_ERROR(all_gather(plan, scratch, stream));
+    if (elements == most) return Status::ok();
   }
-  return Status::ok();
 }
 
 Status Node::check() const {

@@ -43,7 +43,7 @@ class Node {
   /// In place: `blocks` runs of blocks of `bytes`, one per rank, of which this rank has its own.
   Status all_gather_blocks(uint64_t data, int blocks, uint64_t bytes, drivers::cuda::Stream stream);
   Status broadcast(uint64_t data, uint64_t bytes, int root, drivers::cuda::Stream stream);
-  /// Collectives of all sizes that `bytes` of `scratch` hold, on each communicator. All ranks of the node call it.
+  /// Collectives of sizes up to what `bytes` of `scratch` hold, on each communicator. All ranks of the node call it.
   Status warm_up(uint64_t scratch, uint64_t bytes, drivers::cuda::Stream stream);
   Status check() const;
   /// Kernels that wait for other ranks end. From any thread.

@@ -238,10 +238,10 @@ uint64_t most_selection_bytes(PathRequest q) {
   q.format.codec = WireCodec::kTopK;
   for (const auto dtype : {DType::kFloat32, DType::kFloat16}) {
     for (const bool fp16_values : {false, true}) {
+      q.format.dtype = dtype;
+      q.format.fp16_values = fp16_values;
       q.format.ratio = 1;
       for (int step = 0; step < kRatiosLookedAt; ++step, q.format.ratio *= 0.98) {
-        q.format.dtype = dtype;
-        q.format.fp16_values = fp16_values;
         most = std::max(most, device::cuda::state_bytes(q.format, piece_elements(q)));
       }
     }

@@ -34,7 +34,7 @@ class Attachment:
 
     def numbered(self, bucket):
         """The bucket that DDP hands over, with its own number in any pass."""
-        if self._delayed is None:
+        if self._delayed is None:  # not sooner: _set_static_graph() may come after DDP's constructor
             self._delayed = DelayedBuckets(self._ddp(), self._elements)
         return self._delayed.numbered(bucket)
 

@@ -61,8 +61,8 @@ class Rank2 {
     o.use_vm_read = vm_read;
     o.chunk_bytes = s_.chunk;
     auto channel = ShmChannel::create(o).value();
-    const std::string mine = channel->address();
-    mine.copy(board_.address[rank_], sizeof board_.address[rank_] - 1);  // the board holds zeros
+    std::snprintf(board_.address[rank_], sizeof board_.address[rank_], "%s",
+                  channel->address().c_str());
     board_.announced[rank_].store(generation);
     while (board_.announced[1 - rank_].load() < generation) sched_yield();
     channel->set_peer(1 - rank_, board_.address[1 - rank_], "here");
