@@ -155,7 +155,9 @@ def main():
     program = str(ROOT / "build" / "bin" / "paceline")
     command = [program, "lab", "--nodes", str(args.nodes), "--slots", str(args.slots), "--rate", args.rate, "--"]
     paths = [str(ROOT / "python"), str(ROOT / "tools" / "demo"), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, **NCCL, "PACELINE_TIMEOUT": "30", "PYTHONPATH": os.pathsep.join(paths)}
+    # The namespaces stand for machines, and to another machine memory leaves without a copy.
+    env = {"PACELINE_ZERO_COPY": "1", **os.environ, **NCCL, "PACELINE_TIMEOUT": "30"}
+    env["PYTHONPATH"] = os.pathsep.join(paths)
     return subprocess.run([*command, sys.executable, *sys.argv], env=env, timeout=args.limit, check=False).returncode
 
 

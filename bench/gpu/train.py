@@ -58,7 +58,9 @@ def run_model(model, args, out, until, first):
     while True:
         figures.unlink(missing_ok=True)
         command = command_of(model, args, out, until, first, skipped)
-        env = {**os.environ, **NCCL, "PACELINE_TIMEOUT": "30", "OMP_NUM_THREADS": str(args.threads)}
+        # The namespaces stand for machines, and to another machine memory leaves without a copy.
+        env = {"PACELINE_ZERO_COPY": "1", **os.environ, **NCCL, "PACELINE_TIMEOUT": "30"}
+        env["OMP_NUM_THREADS"] = str(args.threads)
         env["PYTHONPATH"] = os.pathsep.join(
             [str(ROOT / "python"), str(ROOT / "tools" / "demo"), os.environ.get("PYTHONPATH", "")]
         )

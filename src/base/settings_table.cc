@@ -202,10 +202,10 @@ constexpr SettingRow kRows[] = {
      "auto: shared memory inside a node, TCP between nodes; tcp: TCP only; shm: shared memory only "
      "(one node)."},
     {"flows", kInteger, "2", "1..64", "TCP data flows to each peer."},
-    {"zero_copy", kFlag, "0", "",
-     "Long TCP messages leave from the caller's memory without a copy. After an abort, a peer on "
-     "the "
-     "same machine may still receive what that memory holds by then."},
+    {"zero_copy", kChoice, "auto", "auto|0|1",
+     "Long TCP messages leave from the caller's memory without a copy. auto: to other machines; 1: "
+     "also to namespaces and containers of this one, which may after an abort still receive what "
+     "that memory holds by then."},
     {"interface", kText, "", "",
      "Network interface (name, prefix, or ^excluded, as NCCL_SOCKET_IFNAME); empty: the one that "
      "reaches the master.",

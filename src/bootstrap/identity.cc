@@ -211,12 +211,15 @@ std::string host_name() {
   return name;
 }
 
+std::string machine_identity() {
+  auto boot = first_line("/proc/sys/kernel/random/boot_id");
+  return boot.empty() ? host_name() : boot;  // /proc may be hidden in a container
+}
+
 std::string node_identity() {
   struct stat space {};
   auto inode = ::stat("/proc/self/ns/net", &space) == 0 ? space.st_ino : 0;
-  auto boot = first_line("/proc/sys/kernel/random/boot_id");
-  if (boot.empty()) boot = host_name();  // /proc may be hidden in a container
-  return fmt::format("{}/{}", boot, inode);
+  return fmt::format("{}/{}", machine_identity(), inode);
 }
 
 }  // namespace paceline::bootstrap

@@ -48,6 +48,8 @@ Result<std::vector<std::string>> expand_nodelist(std::string_view list, std::siz
 
 /// This machine's name, for messages.
 std::string host_name();
+/// Equal for processes that run under one kernel.
+std::string machine_identity();
 /// Equal for processes that share a node: boot id and network namespace, so that containers and
 /// namespaces with links of their own count as nodes of their own.
 std::string node_identity();

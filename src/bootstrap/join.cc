@@ -124,7 +124,11 @@ Status Joining::listen() {
   tcp.build = kBuild;
   tcp.bind_address = rendezvous_.bind_address;
   tcp.flows = static_cast<int>(std::min<int64_t>(settings.integer("flows"), 16));
-  tcp.zero_copy = settings.flag("zero_copy");
+  const auto& zero_copy = settings.text("zero_copy");
+  tcp.zero_copy = zero_copy == "auto" ? wire::ZeroCopy::kOtherMachines
+                  : zero_copy == "1"  ? wire::ZeroCopy::kEverybody
+                                      : wire::ZeroCopy::kNobody;
+  tcp.machine = machine_identity();
   tcp.protocol.peer_timeout =
       static_cast<Time>(settings.number("peer_timeout") * static_cast<double>(kSecond));
   PACELINE_ASSIGN(channels_, Channels::open(settings, tcp));

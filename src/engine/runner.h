@@ -29,7 +29,8 @@
 namespace paceline::engine {
 
 struct RunnerOptions {
-  /// How long a waiting thread polls before it sleeps in the kernel.
+  /// How long a waiting thread polls before it sleeps in the kernel; the runner's own does not while much goes
+  /// through the network.
   Time spin = 50 * kMicrosecond;
   /// Polling gives the core away between looks (more busy threads than cores).
   bool yield = false;

@@ -1,6 +1,8 @@
 #include "gpu/device.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "drivers/cuda/loader.h"
 
@@ -66,11 +68,38 @@ Result<std::byte*> DeviceObjects::pinned(size_t bytes, const char* purpose) {
   return static_cast<std::byte*>(p);
 }
 
+Result<std::byte*> DeviceObjects::pinned_pages(size_t bytes, const char* purpose) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t whole = (bytes + page - 1) / page * page;
+  void* p = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) return pinned(bytes, purpose);
+  // Few page table entries; and a child must not make the GPU's pages a copy's.
+  (void)madvise(p, whole, MADV_HUGEPAGE);
+  (void)madvise(p, whole, MADV_DONTFORK);
+  if (api_.mem_host_register(p, whole, cu::kHostRegisterPortable | cu::kHostRegisterDeviceMap) ==
+      0) {
+    cu::DevicePtr seen = 0;
+    if (api_.mem_host_get_device_pointer(&seen, p, 0) == 0 &&
+        seen == reinterpret_cast<cu::DevicePtr>(p)) {
+      pages_.emplace_back(p, whole);
+      pinned_bytes_ += whole;
+      return static_cast<std::byte*>(p);
+    }
+    api_.mem_host_unregister(p);
+  }
+  munmap(p, whole);
+  return pinned(bytes, purpose);
+}
+
 void DeviceObjects::release() {
   for (auto* s : streams_) api_.stream_destroy(s);
   for (auto* e : events_) api_.event_destroy(e);
   for (auto m : memory_) api_.mem_free(m);
   for (auto* p : pinned_) api_.mem_free_host(p);
+  for (auto [p, bytes] : pages_) {
+    api_.mem_host_unregister(p);
+    munmap(p, bytes);
+  }
   abandon();
 }
 
@@ -79,6 +108,7 @@ void DeviceObjects::abandon() {
   events_.clear();
   memory_.clear();
   pinned_.clear();
+  pages_.clear();
   device_bytes_ = pinned_bytes_ = 0;
 }
 

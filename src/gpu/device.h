@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -44,6 +45,9 @@ class DeviceObjects {
   Result<cu::DevicePtr> memory(size_t bytes, const char* purpose);
   /// Pinned; the device sees it at the same address (unified addressing).
   Result<std::byte*> pinned(size_t bytes, const char* purpose);
+  /// Pinned too, but pages of the process's own where the driver takes them: of these the kernel can send without a
+  /// copy (wire/tcp/page_lender.h), of the driver's it can't. A forked process does not have them.
+  Result<std::byte*> pinned_pages(size_t bytes, const char* purpose);
   void release();
   /// Forgets everything without giving it back: a GPU that still works on it must not lose it.
   void abandon();
@@ -58,6 +62,7 @@ class DeviceObjects {
   std::vector<cu::Event> events_;
   std::vector<cu::DevicePtr> memory_;
   std::vector<void*> pinned_;
+  std::vector<std::pair<void*, size_t>> pages_;
   uint64_t device_bytes_ = 0, pinned_bytes_ = 0;
 };
 

@@ -1,11 +1,11 @@
 #include "gpu/launcher.h"
 
-#include <sys/prctl.h>
 #include <time.h>
 
 #include <chrono>
 
 #include "base/clock.h"
+#include "base/scheduling.h"
 #include "gpu/flags.h"
 
 namespace paceline::gpu {
@@ -83,8 +83,7 @@ void Launcher::stop() {
 }
 
 void Launcher::work() {
-  prctl(PR_SET_NAME, "paceline-launch");
-  prctl(PR_SET_TIMERSLACK, 1000UL);  // naps of some microseconds, not of fifty more
+  become_network_thread("paceline-launch");
   options_.enter();
   std::unique_lock lock(mutex_);
   while (!stopping_ && !halted_) {

@@ -83,7 +83,7 @@ Status Path::reserve_memory(uint64_t bytes, uint64_t largest) {
       std::max(plan.host_bytes + plan.host_bytes / 16, options_.least_host_bytes);
   if (ring_.size() < wanted) {
     auto fresh = std::make_unique<DeviceObjects>(api_);
-    PACELINE_ASSIGN(auto* memory, fresh->pinned(wanted, "encodings of one step"));
+    PACELINE_ASSIGN(auto* memory, fresh->pinned_pages(wanted, "encodings of one step"));
     reserved_ = std::move(fresh);
     host_ = memory;
     ring_ = HostRing(wanted);

@@ -1,12 +1,12 @@
 #include "gpu/pump.h"
 
 #include <fmt/format.h>
-#include <sys/prctl.h>
 
 #include <algorithm>
 #include <bit>
 
 #include "base/clock.h"
+#include "base/scheduling.h"
 
 namespace paceline::gpu {
 namespace {
@@ -162,8 +162,7 @@ bool Pump::all_arrived() const {
 // --- The pump thread --------------------------------------------------------------------------------------------
 
 void Pump::pump() {
-  prctl(PR_SET_NAME, "paceline-pump");
-  prctl(PR_SET_TIMERSLACK, 1000UL);  // naps of some microseconds, not of fifty more
+  become_network_thread("paceline-pump");
   options_.enter();
   for (;;) {
     {
@@ -464,7 +463,7 @@ void Pump::idle(bool moved) {
 // --- The arrivals threads ---------------------------------------------------------------------------------------
 
 void Pump::arrivals(Side& side) {
-  prctl(PR_SET_NAME, "paceline-arrive");
+  become_network_thread("paceline-arrive");
   std::vector<WireEnd> ends;
   for (;;) {
     {

@@ -100,6 +100,8 @@ struct Counters {
   uint64_t payload_received = 0;
   uint64_t wire_sent = 0;
   uint64_t wire_received = 0;
+  uint64_t network = 0;  ///< of both `wire`: what went through a network, not through memory
+  uint64_t lent = 0;     ///< of wire_sent: left from the caller's pages, without a copy
   uint64_t repeats = 0;  ///< pieces sent again
 };
 

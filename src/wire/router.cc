@@ -234,6 +234,8 @@ Counters Router::counters() const {
     sum.payload_received += x.payload_received;
     sum.wire_sent += x.wire_sent;
     sum.wire_received += x.wire_received;
+    sum.network += x.network;
+    sum.lent += x.lent;
     sum.repeats += x.repeats;
   }
   return sum;

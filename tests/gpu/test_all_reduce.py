@@ -5,7 +5,9 @@ from lab_launch import LabSuite, names_of
 
 NAMES = names_of("checks_all_reduce.py")
 two = LabSuite("checks_all_reduce.py", 2, timeout=120)
-lanes = LabSuite("checks_all_reduce.py", 2, timeout=120, PACELINE_LANES="4", CUDA_DEVICE_MAX_CONNECTIONS="1")
+lanes = LabSuite(
+    "checks_all_reduce.py", 2, timeout=120, PACELINE_LANES="4", CUDA_DEVICE_MAX_CONNECTIONS="1", PACELINE_ZERO_COPY="1"
+)
 three = LabSuite("checks_all_reduce.py", 3, timeout=120)
 
 

@@ -7,7 +7,13 @@ NAMES = names_of("checks_training.py")
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 two = LabSuite("checks_training.py", 2, timeout=170, **DETERMINISTIC)
 lanes = LabSuite(
-    "checks_training.py", 2, timeout=170, PACELINE_LANES="4", CUDA_DEVICE_MAX_CONNECTIONS="1", **DETERMINISTIC
+    "checks_training.py",
+    2,
+    timeout=170,
+    PACELINE_LANES="4",
+    CUDA_DEVICE_MAX_CONNECTIONS="1",
+    PACELINE_ZERO_COPY="1",
+    **DETERMINISTIC,
 )
 three = LabSuite("checks_training.py", 3, timeout=170, **DETERMINISTIC)
 

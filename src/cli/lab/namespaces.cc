@@ -9,8 +9,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <sstream>
 #include <thread>
 
 namespace paceline::lab {
@@ -82,9 +84,13 @@ Result<std::string> acquire_privileges() {
 }
 
 Result<std::string> find_tool(const std::string& name) {
-  for (const char* folder : {"/usr/sbin/", "/sbin/", "/usr/bin/", "/bin/", "/usr/local/sbin/"}) {
-    auto path = folder + name;
-    if (access(path.c_str(), X_OK) == 0) return path;
+  // The system's own folders first, for a user's PATH may lack them; then wherever else it says.
+  std::string folders = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin";
+  if (const char* more = std::getenv("PATH")) folders += std::string(":") + more;
+  std::istringstream rest(folders);
+  for (std::string folder; std::getline(rest, folder, ':');) {
+    auto path = fmt::format("{}/{}", folder, name);
+    if (!folder.empty() && access(path.c_str(), X_OK) == 0) return path;
   }
   return Status(Code::kUnavailable,
                 fmt::format("no {} here: install iproute2 (apt-get install iproute2)", name));

@@ -45,6 +45,15 @@ Status quiet_stack() {
   return Status::ok();
 }
 
+/// The switch is one of cables: no firewall of this machine looks at what it passes on, where the kernel would ask one.
+Status pass_by_firewall() {
+  for (const char* kind : {"arptables", "iptables", "ip6tables"}) {
+    auto name = fmt::format("bridge/bridge-nf-call-{}", kind);
+    if (!read_setting(name).empty()) PACELINE_RETURN_IF_ERROR(write_setting(name, "0"));
+  }
+  return Status::ok();
+}
+
 /// No memory of earlier connections: a run must not depend on the one before.
 Status set_tcp() { return write_setting("ipv4/tcp_no_metrics_save", "1"); }
 
@@ -119,7 +128,10 @@ Status Network::make_namespaces() {
   auto batch = fmt::format("netns add {}\n", switch_namespace_);
   for (const auto& node : nodes_) batch += fmt::format("netns add {}\n", node.net_namespace);
   PACELINE_RETURN_IF_ERROR(drop_output(run_program({ip_, "-batch", "-"}, batch)));
-  PACELINE_RETURN_IF_ERROR(in_namespace(switch_path_, quiet_stack));
+  PACELINE_RETURN_IF_ERROR(in_namespace(switch_path_, [] {
+    PACELINE_RETURN_IF_ERROR(pass_by_firewall());
+    return quiet_stack();
+  }));
   for (const auto& node : nodes_) {
     PACELINE_RETURN_IF_ERROR(in_namespace(node.net_path, [&] {
       PACELINE_RETURN_IF_ERROR(quiet_stack());

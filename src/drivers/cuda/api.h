@@ -24,6 +24,8 @@ inline constexpr unsigned kStreamNonBlocking = 1;   // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kEventDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
 inline constexpr unsigned kHostAllocPortable = 1;   // CU_MEMHOSTALLOC_PORTABLE
 inline constexpr unsigned kHostAllocDeviceMap = 2;  // CU_MEMHOSTALLOC_DEVICEMAP
+inline constexpr unsigned kHostRegisterPortable = 1;   // CU_MEMHOSTREGISTER_PORTABLE
+inline constexpr unsigned kHostRegisterDeviceMap = 2;  // CU_MEMHOSTREGISTER_DEVICEMAP
 inline constexpr unsigned kWaitValueGeq = 0;        // CU_STREAM_WAIT_VALUE_GEQ
 inline constexpr int kCaptureModeRelaxed = 2;       // CU_STREAM_CAPTURE_MODE_RELAXED
 
@@ -51,6 +53,9 @@ struct Api {
   CudaResult (*mem_free)(DevicePtr memory) = nullptr;
   CudaResult (*mem_host_alloc)(void** memory, size_t bytes, unsigned flags) = nullptr;
   CudaResult (*mem_free_host)(void* memory) = nullptr;
+  /// Pins memory of the process's own; whole pages.
+  CudaResult (*mem_host_register)(void* memory, size_t bytes, unsigned flags) = nullptr;
+  CudaResult (*mem_host_unregister)(void* memory) = nullptr;
   CudaResult (*mem_host_get_device_pointer)(DevicePtr* device, void* host,
                                             unsigned flags) = nullptr;
   CudaResult (*memcpy_dtoh_async)(void* to, DevicePtr from, size_t bytes, Stream stream) = nullptr;

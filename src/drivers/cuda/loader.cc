@@ -48,6 +48,8 @@ const char* bind_all(void* library, Api& a) {
   PACELINE_BIND(mem_free, "cuMemFree_v2");
   PACELINE_BIND(mem_host_alloc, "cuMemHostAlloc");
   PACELINE_BIND(mem_free_host, "cuMemFreeHost");
+  PACELINE_BIND(mem_host_register, "cuMemHostRegister_v2");
+  PACELINE_BIND(mem_host_unregister, "cuMemHostUnregister");
   PACELINE_BIND(mem_host_get_device_pointer, "cuMemHostGetDevicePointer_v2");
   PACELINE_BIND(memcpy_dtoh_async, "cuMemcpyDtoHAsync_v2");
   PACELINE_BIND(memcpy_htod_async, "cuMemcpyHtoDAsync_v2");

@@ -83,7 +83,7 @@ TcpChannelImpl::TcpChannelImpl(TcpOptions options, Endpoint local, Descriptor li
       epoll_(std::move(epoll)),
       listener_(std::move(listener)),
       waker_(std::move(waker)),
-      lender_(options_.zero_copy) {
+      lender_(options_.zero_copy != ZeroCopy::kNobody) {
   shared_.options = options_.protocol;
   shared_.options.lossy = false;
   shared_.now = SteadyClock().now();
@@ -111,7 +111,10 @@ std::string TcpChannelImpl::describe() const {
   return fmt::format("tcp, {} flow{}", options_.flows, options_.flows == 1 ? "" : "s");
 }
 
-std::string TcpChannelImpl::address() const { return "tcp=" + local_.text(); }
+std::string TcpChannelImpl::address() const {
+  auto text = "tcp=" + local_.text();
+  return options_.machine.empty() ? text : join_addresses(text, "machine=" + options_.machine);
+}
 
 Status TcpChannelImpl::set_peer(Rank peer, const std::string& address, const std::string& host) {
   if (peer < 0 || peer >= options_.size)
@@ -120,7 +123,13 @@ Status TcpChannelImpl::set_peer(Rank peer, const std::string& address, const std
   if (!field)
     return invalid(fmt::format("rank {} (host {}) gave no TCP address: '{}'", peer, host, address));
   PACELINE_RETURN_IF_ERROR(parse_endpoint(*field).status());
-  book_[static_cast<std::size_t>(peer)] = {*field, host};
+  // Who does not say where it runs may run here.
+  const auto machine = address_field(address, "machine").value_or(options_.machine);
+  const bool lends =
+      options_.zero_copy == ZeroCopy::kEverybody ||
+      (options_.zero_copy == ZeroCopy::kOtherMachines && !options_.machine.empty() &&
+       machine != options_.machine);
+  book_[static_cast<std::size_t>(peer)] = {*field, host, lends};
   return Status::ok();
 }
 
@@ -271,6 +280,7 @@ void TcpChannelImpl::flush(TcpPeer& peer) {
 void TcpChannelImpl::feed_flows(TcpPeer& peer) {
   std::size_t sent = 0;
   bool any = true;
+  const bool lends = book_[static_cast<std::size_t>(peer.rank)].lends;
   // One piece a flow and round: whichever flow can take bytes takes the next piece.
   while (any && sent < kSendBudget) {
     any = false;
@@ -278,7 +288,7 @@ void TcpChannelImpl::feed_flows(TcpPeer& peer) {
       Connection* c = peer.out[i];
       if (c == nullptr || c->role != Connection::Role::kDataOut || !c->is_writable) continue;
       if (!c->has_piece && !peer.session->has_pieces()) continue;
-      IoResult r = pump_piece(*c, *peer.session, lender_, shared_.counters);
+      IoResult r = pump_piece(*c, *peer.session, lends ? &lender_ : nullptr, shared_.counters);
       if (r.end == IoEnd::kBroken) {
         broken(*c, r);
       } else if (r.end == IoEnd::kBudget) {
@@ -391,7 +401,8 @@ void TcpChannelImpl::handle_data_in(Connection& c) {
 
 void TcpChannelImpl::stop_pieces(TcpPeer& peer) {
   // A frame that was begun can't be ended without the caller's memory: its connection has to go.
-  const bool is_lent = lender_.has_lent() && peer.session->has_started_sends();
+  const bool is_lent = book_[static_cast<std::size_t>(peer.rank)].lends && lender_.has_lent() &&
+                       peer.session->has_started_sends();
   const Time give_up = after(SteadyClock().now(), kRecallPatience);
   for (Connection*& flow : peer.out) {
     if (flow == nullptr || flow->role != Connection::Role::kDataOut) continue;

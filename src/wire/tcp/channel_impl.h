@@ -53,7 +53,11 @@ class TcpChannelImpl final : public TcpChannel {
   void wake() override;
   void drop_peer(Rank peer, const Status& why) override;
   void abort(const Status& why) override;
-  [[nodiscard]] Counters counters() const override { return shared_.counters; }
+  [[nodiscard]] Counters counters() const override {
+    Counters c = shared_.counters;
+    c.network = c.wire_sent + c.wire_received;
+    return c;
+  }
   [[nodiscard]] std::string describe() const override;
 
   [[nodiscard]] std::string address() const override;
@@ -121,6 +125,7 @@ class TcpChannelImpl final : public TcpChannel {
   struct Known {
     std::string address;
     std::string host;
+    bool lends = false;  ///< long pieces leave from the caller's pages
   };
   std::vector<Known> book_;
   std::unordered_map<Rank, std::unique_ptr<TcpPeer>> peers_;

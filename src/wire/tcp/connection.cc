@@ -94,7 +94,7 @@ ssize_t send_copy(Connection& c, std::span<const std::byte> payload, int flags) 
 
 }  // namespace
 
-IoResult pump_piece(Connection& c, Session& session, PageLender& lender, Counters& counters) {
+IoResult pump_piece(Connection& c, Session& session, PageLender* lender, Counters& counters) {
   if (!c.has_piece) {
     if (!session.pull_piece(c.purpose.flow, c.piece)) return {IoEnd::kBlocked, 0, {}};
     c.has_piece = true;
@@ -102,7 +102,8 @@ IoResult pump_piece(Connection& c, Session& session, PageLender& lender, Counter
     encode_frame(c.piece.frame, c.header);
   }
   const std::size_t all = kFrameHeader + c.piece.frame.length;
-  bool lend = lender.usable() && c.piece.frame.length >= PageLender::kWorthwhile;
+  bool lend = lender != nullptr && lender->usable() &&
+              c.piece.frame.length >= PageLender::kWorthwhile;
   while (c.piece_sent < all) {
     const std::size_t done = std::max(c.piece_sent, kFrameHeader) - kFrameHeader;
     std::span<const std::byte> payload(c.piece.data + done, c.piece.frame.length - done);
@@ -110,12 +111,13 @@ IoResult pump_piece(Connection& c, Session& session, PageLender& lender, Counter
     IoResult stopped;
     bool has_stopped = false;
     if (lend && c.piece_sent >= kFrameHeader) {
-      PageLender::Sent s = lender.send_some(c.fd.get(), payload);
+      PageLender::Sent s = lender->send_some(c.fd.get(), payload);
       if (s.outcome == PageLender::Outcome::kUnsuitable) {
         lend = false;
         continue;
       }
       sent = s.bytes;
+      counters.lent += s.bytes;
       has_stopped = s.outcome != PageLender::Outcome::kSent;
       if (s.outcome == PageLender::Outcome::kBroken) stopped = {IoEnd::kBroken, s.error, {}};
     } else {

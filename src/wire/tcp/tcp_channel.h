@@ -29,6 +29,9 @@
 
 namespace paceline::wire {
 
+/// To whom long pieces leave straight from the caller's pages (page_lender.h).
+enum class ZeroCopy { kNobody, kOtherMachines, kEverybody };
+
 struct TcpOptions {
   Rank rank = 0;
   Rank size = 1;
@@ -43,7 +46,8 @@ struct TcpOptions {
                                  ///< first interface that is up and not loopback, else loopback
   uint16_t port = 0;             ///< 0: the kernel picks
   int flows = 2;                 ///< data connections per peer and direction, 1 … 16
-  bool zero_copy = false;  ///< long pieces leave straight from the caller's pages (page_lender.h)
+  ZeroCopy zero_copy = ZeroCopy::kNobody;
+  std::string machine;  ///< equal for what runs under one kernel; part of the address
   Time handshake_timeout = 5 * kSecond;
   Time linger = kSecond;  ///< the destructor waits at most so long for peers to have everything
   std::size_t half_open_limit =

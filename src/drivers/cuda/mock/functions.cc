@@ -1,4 +1,6 @@
 // The driver's functions on the simulated machine.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -13,6 +15,8 @@ constexpr CudaResult kOutOfMemory = 2;
 constexpr CudaResult kInvalidDevice = 101;
 constexpr CudaResult kNoContext = 201;
 constexpr CudaResult kNotFound = 500;
+constexpr CudaResult kAlreadyRegistered = 712;
+constexpr CudaResult kNotRegistered = 713;
 constexpr CudaResult kUnknown = 999;
 // Fresh memory is no zeros: as floats these bytes are large and strange.
 constexpr int kPoison = 0xcd;
@@ -222,6 +226,27 @@ CudaResult mem_free_host(void* memory) {
   return release(*device, device->pinned, device->counts.pinned,
                  reinterpret_cast<uintptr_t>(memory));
 }
+CudaResult mem_host_register(void* memory, size_t bytes, unsigned) {
+  ENTER_CONTEXT("mem_host_register");
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  if (bytes == 0 || address % page != 0 || bytes % page != 0) return kInvalidValue;
+  std::lock_guard lock(device->mutex);
+  if (!device->registered.emplace(address, bytes).second) return kAlreadyRegistered;
+  count_allocation(*device);
+  device->counts.pinned += bytes;
+  return 0;
+}
+CudaResult mem_host_unregister(void* memory) {
+  ENTER_CONTEXT("mem_host_unregister");
+  std::lock_guard lock(device->mutex);
+  auto found = device->registered.find(reinterpret_cast<uintptr_t>(memory));
+  if (found == device->registered.end()) return kNotRegistered;
+  count_allocation(*device);
+  device->counts.pinned -= found->second;
+  device->registered.erase(found);
+  return 0;
+}
 CudaResult mem_host_get_device_pointer(DevicePtr* to, void* host, unsigned) {
   ENTER_CONTEXT("mem_host_get_device_pointer");
   *to = reinterpret_cast<DevicePtr>(host);
@@ -406,6 +431,8 @@ const Api& functions() {
     a.mem_free = mem_free;
     a.mem_host_alloc = mem_host_alloc;
     a.mem_free_host = mem_free_host;
+    a.mem_host_register = mem_host_register;
+    a.mem_host_unregister = mem_host_unregister;
     a.mem_host_get_device_pointer = mem_host_get_device_pointer;
     a.memcpy_dtoh_async = memcpy_dtoh_async;
     a.memcpy_htod_async = memcpy_htod_async;

@@ -60,7 +60,7 @@ struct ContextTag {
   std::vector<std::unique_ptr<StreamTag>> streams;  ///< all that were ever made
   StreamTag* legacy = nullptr;                      ///< stream 0
   std::vector<std::unique_ptr<EventTag>> events;
-  std::unordered_map<uintptr_t, size_t> memory, pinned;
+  std::unordered_map<uintptr_t, size_t> memory, pinned, registered;  ///< registered: the caller's
   mock::Machine::Counts counts;
   CudaResult lost = 0;
   bool stopping = false;
