@@ -160,13 +160,29 @@ def plan(args):
     print(f"at most {args.limit:.0f} s, {args.rounds} rounds; the first launch:\n  {' '.join(command)}")
 
 
+def _path(text):
+    """A path, or one with settings of its own after @."""
+    name, at, rest = text.partition("@")
+    if name not in (*PATHS, *MORE_PATHS):
+        raise argparse.ArgumentTypeError(f"{name} is not known; there are {', '.join([*PATHS, *MORE_PATHS])}")
+    if at and not all("=" in one for one in rest.split(",")):
+        raise argparse.ArgumentTypeError(f"{text}: after @ write NAME=VALUE, several with commas")
+    return text
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--slots", type=int, default=2, help="GPUs on each node")
     parser.add_argument("--rate", default="25gbit", help="of each node's link, both directions")
     parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL", help="in order of importance")
-    parser.add_argument("--paths", nargs="+", default=list(PATHS), choices=[*PATHS, *MORE_PATHS])
+    parser.add_argument(
+        "--paths",
+        nargs="+",
+        default=list(PATHS),
+        type=_path,
+        help="of " + ", ".join([*PATHS, *MORE_PATHS]) + "; topk@PACELINE_LANES=2,…: with settings of its own",
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--limit", type=float, default=520, help="seconds in all")
     parser.add_argument("--ratio", type=float, default=0.01, help="of top-k, for the floor")

@@ -29,6 +29,12 @@ PATHS = {
 OURS = ("exact", "fp16", "int8", "topk", "exact-overlap", "fp16-overlap", "int8-overlap", "topk-overlap", "fp16-nowait")
 
 
+def parts(path):
+    """("topk", {"PACELINE_LANES": "2"}) of "topk@PACELINE_LANES=2": a path with settings of its own, several after commas."""
+    name, _, rest = path.partition("@")
+    return name, dict(one.split("=", 1) for one in rest.split(",") if one)
+
+
 @contextlib.contextmanager
 def environment(**variables):
     """Variables of this process while something is made that reads them."""
@@ -68,6 +74,8 @@ def _ddp(module, device, group, **arguments):
 
 def make(path, module, device, group, settings):
     """The model wrapped for a path."""
+    path, own = parts(path)
+    settings = {**settings, **own}
     if path in OURS:
         model = wrap_ours(module, device, path.split("-")[0], settings)
         if path.endswith("-nowait"):
@@ -86,7 +94,7 @@ def make(path, module, device, group, settings):
 
 def without_barrier(path):
     """Whether the path's optimizer updates parameters as their gradients arrive."""
-    return path.endswith("-overlap")
+    return parts(path)[0].endswith("-overlap")
 
 
 def give_optimizer(path, optimizer, model):

@@ -323,7 +323,7 @@ class Bench:
             self.result["paths"][variant.path] = median
         compute = self.result["paths"].get("none", {}).get("seconds")
         for path, figures in self.result["paths"].items():
-            codec = train_paths.PATHS[path][1]
+            codec = train_paths.PATHS[train_paths.parts(path)[0]][1]
             if compute is None or codec is None or not self.line:
                 continue
             value = 2 if self.args.settings.get("PACELINE_TOPK_FP16") == "1" else 4
