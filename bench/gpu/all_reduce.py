@@ -66,7 +66,7 @@ class Rank:
             below = core.Communicator(rank=self.rank, size=self.size, store=store, prefix=f"curve/{path}")
             made = _cuda.CudaCommunicator(below, self.device.index)
         largest = max(self.args.sizes)
-        made.reserve(largest, largest)
+        made.reserve(2 * sum(self.args.sizes), largest)  # every size has residuals of its own
         if self.rank == 0:
             print(f"{path}: {made.describe()}", flush=True)
         return made
@@ -92,7 +92,7 @@ class Rank:
             return lambda: self.dist.all_reduce(data, group=self.group)
         made = self.made[path]
         stream = self.torch.cuda.current_stream().cuda_stream
-        segments = core.segment_array([(1, 0, data.numel())])
+        segments = core.segment_array([(data.numel(), 0, data.numel())])
 
         def reduce():
             op = made.all_reduce(data.data_ptr(), data.numel(), 0, stream, segments=segments, name=b"curve")

@@ -30,7 +30,7 @@ OURS = ("exact", "fp16", "int8", "topk", "exact-overlap", "fp16-overlap", "int8-
 
 
 def parts(path):
-    """("topk", {"PACELINE_LANES": "2"}) of "topk@PACELINE_LANES=2": a path with settings of its own, several after commas."""
+    """("topk", {"PACELINE_LANES": "2"}) of "topk@PACELINE_LANES=2": a path with settings of its own (more after ,)."""
     name, _, rest = path.partition("@")
     return name, dict(one.split("=", 1) for one in rest.split(",") if one)
 
@@ -117,6 +117,13 @@ def order_of(model):
     """In which order the path's buckets are sent, and the times from which that follows; see BucketOrder.report()."""
     attachment = attachment_of(model)
     return None if attachment is None else attachment.overlap.order.report()
+
+
+def keep_order(model):
+    """The order of buckets stays as it is by now."""
+    attachment = attachment_of(model)
+    if attachment is not None and attachment.overlap is not None:
+        attachment.overlap.order.learns = False
 
 
 def settle(optimizer):

@@ -19,15 +19,15 @@ using Module = struct ModuleTag*;
 using Function = struct FunctionTag*;
 using CudaResult = int;  ///< CUresult; 0 is success
 
-inline constexpr CudaResult kNotReady = 600;        // CUDA_ERROR_NOT_READY
-inline constexpr unsigned kStreamNonBlocking = 1;   // CU_STREAM_NON_BLOCKING
-inline constexpr unsigned kEventDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
-inline constexpr unsigned kHostAllocPortable = 1;   // CU_MEMHOSTALLOC_PORTABLE
-inline constexpr unsigned kHostAllocDeviceMap = 2;  // CU_MEMHOSTALLOC_DEVICEMAP
+inline constexpr CudaResult kNotReady = 600;           // CUDA_ERROR_NOT_READY
+inline constexpr unsigned kStreamNonBlocking = 1;      // CU_STREAM_NON_BLOCKING
+inline constexpr unsigned kEventDisableTiming = 2;     // CU_EVENT_DISABLE_TIMING
+inline constexpr unsigned kHostAllocPortable = 1;      // CU_MEMHOSTALLOC_PORTABLE
+inline constexpr unsigned kHostAllocDeviceMap = 2;     // CU_MEMHOSTALLOC_DEVICEMAP
 inline constexpr unsigned kHostRegisterPortable = 1;   // CU_MEMHOSTREGISTER_PORTABLE
 inline constexpr unsigned kHostRegisterDeviceMap = 2;  // CU_MEMHOSTREGISTER_DEVICEMAP
-inline constexpr unsigned kWaitValueGeq = 0;        // CU_STREAM_WAIT_VALUE_GEQ
-inline constexpr int kCaptureModeRelaxed = 2;       // CU_STREAM_CAPTURE_MODE_RELAXED
+inline constexpr unsigned kWaitValueGeq = 0;           // CU_STREAM_WAIT_VALUE_GEQ
+inline constexpr int kCaptureModeRelaxed = 2;          // CU_STREAM_CAPTURE_MODE_RELAXED
 
 struct Api {
   CudaResult (*init)(unsigned flags) = nullptr;

@@ -125,10 +125,9 @@ Status TcpChannelImpl::set_peer(Rank peer, const std::string& address, const std
   PACELINE_RETURN_IF_ERROR(parse_endpoint(*field).status());
   // Who does not say where it runs may run here.
   const auto machine = address_field(address, "machine").value_or(options_.machine);
-  const bool lends =
-      options_.zero_copy == ZeroCopy::kEverybody ||
-      (options_.zero_copy == ZeroCopy::kOtherMachines && !options_.machine.empty() &&
-       machine != options_.machine);
+  const bool lends = options_.zero_copy == ZeroCopy::kEverybody ||
+                     (options_.zero_copy == ZeroCopy::kOtherMachines && !options_.machine.empty() &&
+                      machine != options_.machine);
   book_[static_cast<std::size_t>(peer)] = {*field, host, lends};
   return Status::ok();
 }

@@ -102,8 +102,8 @@ IoResult pump_piece(Connection& c, Session& session, PageLender* lender, Counter
     encode_frame(c.piece.frame, c.header);
   }
   const std::size_t all = kFrameHeader + c.piece.frame.length;
-  bool lend = lender != nullptr && lender->usable() &&
-              c.piece.frame.length >= PageLender::kWorthwhile;
+  bool lend =
+      lender != nullptr && lender->usable() && c.piece.frame.length >= PageLender::kWorthwhile;
   while (c.piece_sent < all) {
     const std::size_t done = std::max(c.piece_sent, kFrameHeader) - kFrameHeader;
     std::span<const std::byte> payload(c.piece.data + done, c.piece.frame.length - done);
