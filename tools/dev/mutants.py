@@ -84,8 +84,13 @@ def build(targets: set[str]) -> str:
 
 def targets_of(mutant: Mutant) -> set[str]:
     programs = {t.split(":")[0] for t in mutant.tests if not t.startswith("tests/")}
-    # Python tests need the library and the program.
-    return programs | ({"paceline", "paceline_bin"} if any(t.startswith("tests/") for t in mutant.tests) else set())
+    # Python tests need the library and the program, those on simulated GPUs their libraries too.
+    python = [t for t in mutant.tests if t.startswith("tests/")]
+    if python:
+        programs |= {"paceline", "paceline_bin"}
+    if any("cuda" in t for t in python):
+        programs |= {"simulated_cuda", "simulated_paceline_cuda"}
+    return programs
 
 
 def red(mutant: Mutant) -> bool:
