@@ -143,6 +143,9 @@ constexpr SettingRow kRows[] = {
     {"cuda_path", kChoice, "auto", "auto|paceline|torch",
      "How gradients of CUDA models travel: paceline: through Paceline, or an error that says why "
      "not; torch: torch's own all-reduce; auto: through Paceline between nodes where that can be."},
+    {"node_ctas", kInteger, "4", "1..64",
+     "Thread blocks (CTAs) of the GPU that NCCL may take for a collective of CUDA tensors inside a "
+     "node, beside the model's."},
     {"sparse_rows", kChoice, "auto", "auto|off",
      "Gradients of untied embeddings of CUDA models: auto: only the rows that are not zero travel, "
      "where that takes fewer bytes; off: all of them do."},

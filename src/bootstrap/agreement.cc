@@ -10,7 +10,7 @@ SettingTexts agreed_settings(const Settings& settings) {
        {"codec", "codec_scope", "algorithm", "wire", "wire_threads", "sparse_rows"})
     texts[name] = settings.text(name);
   for (const char* name : {"inner_size", "hierarchical_threshold", "lanes", "piece_bytes",
-                           "topk_threshold", "flows"}) {
+                           "topk_threshold", "flows", "node_ctas"}) {
     texts[name] = std::to_string(settings.integer(name));
   }
   for (const char* name : {"topk_ratio", "gradient_scale"}) {

@@ -158,6 +158,8 @@ Status Path::prepare() {
   topk_threshold_ = static_cast<uint64_t>(number("topk_threshold", 0));
   if (options_.lanes == 0) options_.lanes = static_cast<int>(number("lanes", 1));
   if (options_.piece_bytes == 0) options_.piece_bytes = kPieceBytes;
+  if (options_.most_in_node == 0) options_.most_in_node = kMostInNode;
+  if (const char* x = std::getenv("X_MOST_IN_NODE")) options_.most_in_node = std::strtoull(x, nullptr, 10) << 20;
   if (options_.wire_threads == 0)
     options_.wire_threads = std::atoi(setting("wire_threads").c_str());  // auto: 0
   if (options_.wire_threads > kMostWires)
@@ -175,7 +177,8 @@ Status Path::prepare() {
   PACELINE_RETURN_IF_ERROR(open_device());
   if (shape_.local_size > 1) {
     PACELINE_ASSIGN(nccl_, drivers_.nccl(options_.nccl_library));
-    node_ = std::make_shared<Node>(*nccl_, shape_.local_size, shape_.local_rank);
+    node_ = std::make_shared<Node>(*nccl_, shape_.local_size, shape_.local_rank,
+                                   static_cast<int>(number("node_ctas", kNodeCtas)));
   }
   PACELINE_RETURN_IF_ERROR(make_streams());
   return make_slots();

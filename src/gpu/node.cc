@@ -10,9 +10,6 @@
 namespace paceline::gpu {
 namespace {
 
-// Collectives inside a node need few thread blocks: what they move is bounded by the link between nodes, and the others
-// are the model's.
-constexpr int kMostCtas = 4;
 // NCCL connects ranks for an algorithm when it takes it first, and which one depends on the size.
 constexpr uint64_t kWarmUpStep = 32;
 constexpr int kAbortLooks =
@@ -45,7 +42,7 @@ Status Node::join(const NodeIds& ids) {
   nc::Config config;
   config.blocking = 1;
   config.min_ctas = 1;
-  config.max_ctas = kMostCtas;
+  config.max_ctas = most_ctas_;
   NCCL_CALL(nullptr, "ncclCommInitRankConfig",
             api_.comm_init_rank_config(&scatter_, ranks_, ids.scatter, rank_, &config));
   NCCL_CALL(nullptr, "ncclCommInitRankConfig",

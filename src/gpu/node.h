@@ -22,9 +22,15 @@ struct NodeIds {
   nc::UniqueId scatter{}, gather{};
 };
 
+/// What collectives inside a node move is bounded by the link between nodes: few of NCCL's thread blocks (CTAs) do, and
+/// the other multiprocessors are the model's.
+inline constexpr int kNodeCtas = 4;
+
 class Node {
  public:
-  Node(const nc::Api& api, int ranks, int rank) : api_(api), ranks_(ranks), rank_(rank) {}
+  /// most_ctas: thread blocks that NCCL may take for a collective; the same on all ranks.
+  Node(const nc::Api& api, int ranks, int rank, int most_ctas = kNodeCtas)
+      : api_(api), ranks_(ranks), rank_(rank), most_ctas_(most_ctas) {}
   ~Node() = default;
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
@@ -54,7 +60,7 @@ class Node {
  private:
   Status usable() const;
   const nc::Api& api_;
-  int ranks_, rank_;
+  int ranks_, rank_, most_ctas_;
   /// An abort frees the communicators. One each: a thread may have to wait inside NCCL until the other ranks have made
   /// the same call (it connects them for an algorithm that is new to it), and theirs may be the other communicator's turn.
   mutable std::mutex scattering_, gathering_;

@@ -151,11 +151,20 @@ Status Path::refuse_capture(cu::Stream stream, std::string_view what) const {
                       what)};
 }
 
+uint64_t Path::count_in_node(const PathRequest& q) const {
+  const uint64_t most = options_.most_in_node / dtype_size(q.format.dtype);
+  if (q.kind != PathKind::kAllReduce || shape_.local_size == 1 || q.count <= most) return q.count;
+  const uint64_t parts = (q.count + most - 1) / most;
+  const uint64_t granule = cut_granule(q);
+  return std::min(((q.count + parts - 1) / parts + granule - 1) / granule * granule, q.count);
+}
+
 /// What does not fit in half the pinned memory is cut, so that one part comes while the next goes. By the rank of the node
 /// that has most, for all cut alike.
 Result<uint64_t> Path::count_that_fits(PathRequest q) {
   q.shape.local_rank = q.kind == PathKind::kBroadcast ? q.root_local_rank : shape_.local_size - 1;
   const uint64_t all = q.count;
+  q.count = count_in_node(q);
   for (;;) {
     PACELINE_ASSIGN(auto plan, plan_for(q));
     if (plan->host_bytes <= ring_.size() / (q.count == all ? 1 : 2)) return q.count;

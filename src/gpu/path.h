@@ -72,6 +72,7 @@ struct PathOptions {
   /// Pinned memory, at least: small models fit a step, and an operation is not cut without need.
   uint64_t least_host_bytes = 32U << 20;
   uint64_t least_slice = kLeastSlice;  ///< of what is cut over several wires; the same on all ranks
+  uint64_t most_in_node = 0;           ///< bytes of an operation in a node of several; 0: kMostInNode
   /// Whether all of an operation is enqueued when it is submitted, which asks for nothing of the hardware; unset: where
   /// CUDA_DEVICE_MAX_CONNECTIONS gives streams too few queues of their own.
   std::optional<bool> ahead;
@@ -80,6 +81,10 @@ struct PathOptions {
 /// Large enough that ten calls of the driver per piece cost nothing beside its time on the wire (0.3 ms at 50 Gb/s as
 /// fp16), small enough that the first piece leaves soon.
 inline constexpr uint64_t kPieceBytes = 4U << 20;
+
+/// In a node of several GPUs a larger all-reduce is cut into several operations: NCCL adds up and spreads whole ones, and
+/// meanwhile the link should carry others.
+inline constexpr uint64_t kMostInNode = 64U << 20;
 
 struct AllReduce {
   uint64_t data = 0;
@@ -261,6 +266,8 @@ class Path {
   Result<device::cuda::WireFormat> format_of(const AllReduce& request) const;
   Result<std::shared_ptr<const PathPlan>> plan_for(const PathRequest& request);
   Status refuse_capture(cu::Stream stream, std::string_view what) const;
+  /// How many of `request.count` elements go in one operation, for the sake of the node's ranks; all, as a rule.
+  [[nodiscard]] uint64_t count_in_node(const PathRequest& request) const;
   /// How many of `request.count` elements fit the pinned memory in one operation.
   Result<uint64_t> count_that_fits(PathRequest request);
   Job make_job(const std::shared_ptr<const PathPlan>& plan, const std::string& name);

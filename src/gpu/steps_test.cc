@@ -13,6 +13,7 @@ struct Load {
   int nodes, local_size, lanes, queues;
   bool reversed;  ///< buckets are handed over in the opposite order every other step
   int wires = default_wires();
+  uint64_t most_in_node = 0;  ///< bytes; larger ones are several operations
 };
 
 class StepsOf : public testing::TestWithParam<Load> {};
@@ -34,8 +35,10 @@ TEST_P(StepsOf, SumsAreRightAndAlikeOverManySteps) {
   const auto size = static_cast<size_t>(cluster.size());
   std::vector<std::vector<float>> ends(size);
   cluster.run([&](Rank r) {
-    auto made = cluster.create(
-        r, {.lanes = load.lanes, .piece_bytes = 16 * 1024, .least_host_bytes = 160 * 1024});
+    auto made = cluster.create(r, {.lanes = load.lanes,
+                                   .piece_bytes = 16 * 1024,
+                                   .least_host_bytes = 160 * 1024,
+                                   .most_in_node = load.most_in_node});
     ASSERT_TRUE(made.is_ok()) << made.status().message();
     auto& path = **made;
     ASSERT_TRUE(path.reserve(1024, 1024).is_ok());
@@ -84,12 +87,16 @@ INSTANTIATE_TEST_SUITE_P(Loads, StepsOf,
                          testing::Values(Load{2, 1, 1, 0, false}, Load{2, 2, 4, 0, true},
                                          Load{2, 2, 1, 1, true}, Load{3, 1, 4, 0, true},
                                          Load{3, 2, 2, 1, false}, Load{2, 1, 1, 0, true, 2},
-                                         Load{2, 2, 4, 0, true, 3}, Load{3, 1, 4, 0, true, 2}),
+                                         Load{2, 2, 4, 0, true, 3}, Load{3, 1, 4, 0, true, 2},
+                                         Load{2, 2, 2, 0, true, 2, 32768},
+                                         Load{3, 2, 1, 0, true, 1, 65536},
+                                         Load{2, 2, 1, 1, false, 1, 32768}),
                          [](const auto& info) {
                            const auto& l = info.param;
-                           return fmt::format("{}x{}_{}lanes_{}queues{}_{}wires", l.nodes,
+                           return fmt::format("{}x{}_{}lanes_{}queues{}_{}wires{}", l.nodes,
                                               l.local_size, l.lanes, l.queues,
-                                              l.reversed ? "_reversed" : "", l.wires);
+                                              l.reversed ? "_reversed" : "", l.wires,
+                                              l.most_in_node > 0 ? "_cut" : "");
                          });
 
 /// Parameters 0 … 4 of these sizes, in buckets.
@@ -98,6 +105,7 @@ const std::vector<uint64_t> kParameters = {24000, 17, 72009, 32768, 555};
 struct Feedback {
   int nodes, local_size;
   device::cuda::WireCodec codec;
+  uint64_t most_in_node = 0;
 };
 class FeedbackOf : public testing::TestWithParam<Feedback> {};
 
@@ -126,7 +134,7 @@ TEST_P(FeedbackOf, NothingIsLostOverSteps) {
   }
   std::mutex mutex;
   cluster.run([&](Rank r) {
-    auto made = cluster.create(r, {.piece_bytes = 8 * 1024});
+    auto made = cluster.create(r, {.piece_bytes = 8 * 1024, .most_in_node = p.most_in_node});
     ASSERT_TRUE(made.is_ok()) << made.status().message();
     auto& path = **made;
     ASSERT_TRUE(path.reserve(4 * 130000, 4 * 130000).is_ok());
@@ -215,7 +223,7 @@ TEST_P(OwnersOf, ResidualsFollowTheirOwners) {
   std::vector<double> arrived(2 * kEach), sent(2 * kEach), left(2 * kEach);
   std::vector<int> holders(2 * kEach);
   cluster.run([&](Rank r) {
-    auto made = cluster.create(r, {.piece_bytes = 256 * 1024});
+    auto made = cluster.create(r, {.piece_bytes = 256 * 1024, .most_in_node = p.most_in_node});
     ASSERT_TRUE(made.is_ok()) << made.status().message();
     auto& path = **made;
     ASSERT_TRUE(path.reserve(4 * 2 * kEach, 4 * 2 * kEach).is_ok());
@@ -274,14 +282,17 @@ TEST_P(OwnersOf, ResidualsFollowTheirOwners) {
 std::string feedback_name(const testing::TestParamInfo<Feedback>& info) {
   std::string codec = codec_name(info.param.codec);
   std::erase(codec, '-');
-  return fmt::format("{}x{}_{}", info.param.nodes, info.param.local_size, codec);
+  return fmt::format("{}x{}_{}{}", info.param.nodes, info.param.local_size, codec,
+                     info.param.most_in_node > 0 ? "_cut" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, OwnersOf,
                          testing::Values(Feedback{2, 2, device::cuda::WireCodec::kTopK},
                                          Feedback{2, 2, device::cuda::WireCodec::kInt8},
                                          Feedback{3, 1, device::cuda::WireCodec::kInt8},
-                                         Feedback{3, 2, device::cuda::WireCodec::kInt8}),
+                                         Feedback{3, 2, device::cuda::WireCodec::kInt8},
+                                         Feedback{2, 2, device::cuda::WireCodec::kTopK, 100000},
+                                         Feedback{3, 2, device::cuda::WireCodec::kInt8, 100000}),
                          feedback_name);
 
 INSTANTIATE_TEST_SUITE_P(Codecs, FeedbackOf,
@@ -291,8 +302,40 @@ INSTANTIATE_TEST_SUITE_P(Codecs, FeedbackOf,
                                          Feedback{2, 1, device::cuda::WireCodec::kInt8},
                                          Feedback{2, 2, device::cuda::WireCodec::kInt8},
                                          Feedback{3, 1, device::cuda::WireCodec::kInt8},
-                                         Feedback{3, 2, device::cuda::WireCodec::kInt8}),
+                                         Feedback{3, 2, device::cuda::WireCodec::kInt8},
+                                         Feedback{2, 2, device::cuda::WireCodec::kTopK, 100000},
+                                         Feedback{3, 2, device::cuda::WireCodec::kInt8, 100000}),
                          feedback_name);
+
+// In a node of several a large operation is several, about alike: NCCL and the link have something to do at once.
+TEST(Steps, LargeOnesAreSeveralOperationsInANodeOfSeveral) {
+  for (const int local_size : {1, 2}) {
+    Cluster cluster({.nodes = 2, .local_size = local_size});
+    cluster.run([&](Rank r) {
+      auto made = cluster.create(r, {.most_in_node = 64 * 1024});
+      ASSERT_TRUE(made.is_ok());
+      auto& path = **made;
+      constexpr uint64_t kCount = 50000;  // 3.05 × the most
+      Tensor tensor(cluster, r, kCount * sizeof(float));
+      std::fill_n(tensor.as<float>(), kCount, static_cast<float>(r));
+      AllReduce a;
+      a.data = tensor.address();
+      a.count = kCount;
+      a.name = "large";
+      auto id = path.all_reduce(a);
+      ASSERT_TRUE(id.is_ok()) << id.status().message();
+      EXPECT_EQ(*id, local_size == 1 ? 1U : 4U);
+      ASSERT_TRUE(path.join(*id, nullptr).is_ok());
+      bool finite = false;
+      ASSERT_TRUE(path.wait_operation(*id, 0, finite).is_ok());
+      ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+      const auto size = static_cast<float>(cluster.size());
+      for (uint64_t i = 0; i < kCount; ++i)
+        ASSERT_EQ(tensor.as<float>()[i], size * (size - 1) / 2) << i;
+      EXPECT_TRUE(path.destroy().is_ok());
+    });
+  }
+}
 
 TEST(Steps, AnInfOnOneRankIsKnownOnAll) {
   Cluster cluster({.nodes = 2, .local_size = 2});

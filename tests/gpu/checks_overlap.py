@@ -181,10 +181,10 @@ def the_first_layer_is_enqueued_before_the_last_gradients_have_arrived():
     assert len(order.order) > 2
     original, seen = overlap.carrier.submit, []
 
-    def submit(flight):
+    def submit(flight, part):
         if flight.index == 0 and RANK == 1:
             store.get("first layer has run")
-        return original(flight)
+        return original(flight, part)
 
     def first_layer_has_run(_module, _inputs, _output):
         last = next(f for f in overlap._flights if f.index == 0)
@@ -217,7 +217,7 @@ def the_order_of_buckets_comes_from_the_devices_times():
     if RANK == 0:
         print(report, flush=True)
     count = len(order._sizes)
-    assert count > 2 and sorted(report["order"]) == list(range(count)), report
+    assert count > 2 and sorted(report["order"]) == sorted(order._sizes), report
     assert report["ready"] == sorted(report["ready"]) and report["ready"][0] == 0 < report["ready"][-1]
     assert min(report["length"]) > 0 and min(report["ahead"]) >= 0 and report["ahead"] == report["behind"]
     assert max(report["tail"]) == report["tail"][-1] > report["tail"][0] >= 0, "the first layer is wanted first"

@@ -39,7 +39,7 @@ order.order = sorted(order._sizes, reverse=True)
 original, sent = overlap.carrier.submit, []
 
 
-def submit(flight):
+def submit(flight, part):
     """The first layer's bucket is exchanged, then rank 1 fails."""
     if RANK == 1 and sent:
         overlap.carrier.wait(sent[0])
@@ -48,7 +48,7 @@ def submit(flight):
                 store.get(f"rank {rank} has the first")
         note(at=time.monotonic())
         os.kill(os.getpid(), signal.SIGKILL if which == "killed" else signal.SIGSTOP)
-    sent.append(original(flight))
+    sent.append(original(flight, part))
     if RANK != 1 and len(sent) == 1:
         while not overlap.carrier.there(sent[0]):
             time.sleep(0.001)
@@ -65,7 +65,7 @@ overlap.carrier.submit = submit
 arrived = set()
 try:
     first.backward()
-    arrived = {id(p) for p, _ in next(f for f in overlap._flights if f.index == order.order[0]).gradients}
+    arrived = {id(p) for p, _ in next(f for f in overlap._flights if f.index == order.order[0][0]).gradients}
     optimizer.step()
     loss()
 except paceline.PacelineError as error:

@@ -26,14 +26,14 @@ order.order = sorted(order._sizes, reverse=True)
 original, sent = overlap.carrier.submit, []
 
 
-def submit(flight):
+def submit(flight, part):
     """The first layer's bucket is exchanged, then rank 1 fails."""
     if RANK == 1 and sent:
         overlap.carrier.wait(sent[0])
         dist.distributed_c10d._get_default_store().get("rank 0 has the first")
         note(at=time.monotonic())
         os.kill(os.getpid(), signal.SIGKILL if which == "killed" else signal.SIGSTOP)
-    sent.append(original(flight))
+    sent.append(original(flight, part))
     if RANK == 0 and len(sent) == 1:
         while not overlap.carrier.there(sent[0]):
             time.sleep(0.001)
@@ -49,7 +49,7 @@ before = [p.detach().clone() for p in parameters]
 here = {id(p): False for p in parameters}
 try:
     loss.backward()
-    for p, _ in next(f for f in overlap._flights if f.index == order.order[0]).gradients:
+    for p, _ in next(f for f in overlap._flights if f.index == order.order[0][0]).gradients:
         here[id(p)] = True
     optimizer.step()
     if where == "forward":

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import paceline.torch  # noqa: F401
 from paceline import _cuda, _state
 from paceline import communicator as core
-from paceline._torch import carriers, cuda_ddp, cuda_steps, ddp, endpoints, optimizer
+from paceline._torch import carriers, cuda_ddp, cuda_overlap, cuda_steps, ddp, endpoints, optimizer
 
 _LIBRARIES = ROOT / "build" / "lib" / "simulated"
 _driver = ctypes.CDLL(str(_LIBRARIES / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
@@ -102,11 +102,16 @@ def _attachment_for(model, group, _rank):
 class _Carrier(carriers.CpuCarrier):
     """A CudaCarrier without streams, for overlap="forward"."""
 
+    in_order = True
+    parts = cuda_overlap.CudaCarrier.parts
+    submit = cuda_overlap.CudaCarrier.submit
+
+    def __init__(self, attachment):
+        super().__init__(attachment)
+        self._usual = attachment.usual_elements()
+
     def layout(self, bucket):
         return self._attachment.encoded_layout(bucket)
-
-    def submit(self, flight):
-        return self._attachment.submit(flight.buffer, *flight.layout)
 
     def carries(self, buffer):
         return self._attachment.carries(buffer)

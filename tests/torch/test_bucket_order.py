@@ -166,18 +166,24 @@ class Carrier:
         return order
 
 
-def one_pass(order, carrier, sizes=(300, 300, 300), waits=5.0, slowed=lambda order: 0.0):
+def whole(order):
+    """Of buckets that are sent whole."""
+    return [(bucket, 0) for bucket in order]
+
+
+def one_pass(order, carrier, sizes=(300, 300, 300), waits=5.0, slowed=lambda order: 0.0, part=10**9):
     """Ready a second apart; the forward pass takes two seconds a bucket beside its waits. What was sent, and when.
 
-    slowed: seconds more under an order.
+    slowed: seconds more under an order. part: the most elements that are sent at once.
     """
     order.begin()
     carrier.now += slowed(order.order)
     sent = []
     for i, size in enumerate(sizes):
         carrier.now += 1.0
-        order.ready(SimpleNamespace(index=i, buffer=torch.empty(size)))
-        sent += [(carrier.now, one.index) for one in order.to_send(i == len(sizes) - 1)]
+        parts = [(first, min(part, size - first)) for first in range(0, size, part)]
+        order.ready(SimpleNamespace(index=i, buffer=torch.empty(size), parts=parts))
+        sent += [(carrier.now, (one.index, part_)) for one, part_ in order.to_send(i == len(sizes) - 1)]
     for i in reversed(range(len(sizes))):
         order.wanted()
         carrier.now += waits
@@ -204,11 +210,38 @@ def test_other_buckets_go_as_they_come_until_they_are_known():
     for _ in range(6):
         one_pass(order, carrier)
     assert [i for _, i in one_pass(order, carrier)] == order.order
-    assert order.order != [0, 1, 2]
-    assert [i for _, i in one_pass(order, carrier, (100, 500))] == [0, 1] and order.order is None
+    assert order.order != whole([0, 1, 2])
+    assert [i for _, i in one_pass(order, carrier, (100, 500))] == whole([0, 1]) and order.order is None
     for _ in range(5):
         one_pass(order, carrier, (100, 500))
-    assert sorted(order.order) == [0, 1]
+    assert sorted(order.order) == whole([0, 1])
+
+
+def test_parts_of_a_large_bucket_let_what_is_wanted_first_go_between():
+    """The first bucket has most elements and is wanted last: whole it would keep the link from the others for long."""
+    orders, seconds = {}, {}
+    for part in (4000, 500):
+        carrier = Carrier()
+        order = BucketOrder(carrier)
+        for _ in range(6):
+            one_pass(order, carrier, (4000, 100, 100), part=part)
+        sent = one_pass(order, carrier, (4000, 100, 100), part=part)
+        assert [key for _, key in sent] == order.order
+        orders[part] = order.order
+        seconds[part] = order.step.seconds([sorted(order.order).index(key) for key in order.order])
+    assert sorted(orders[500]) == [(0, i) for i in range(8)] + [(1, 0), (2, 0)]
+    places = [orders[500].index(key) for key in ((1, 0), (2, 0))]
+    assert 0 < min(places) and max(places) < 9, "after what there is to send before, ahead of the rest"
+    assert seconds[500] < seconds[4000]
+
+
+def test_buckets_that_are_cut_otherwise_are_others():
+    carrier = Carrier()
+    order = BucketOrder(carrier)
+    for _ in range(6):
+        one_pass(order, carrier)
+    assert order.order is not None
+    assert len(one_pass(order, carrier, part=200)) == 6 and order.order is None
 
 
 def test_the_order_is_worked_out_anew_now_and_then():
@@ -221,8 +254,9 @@ def test_the_order_is_worked_out_anew_now_and_then():
 
 @pytest.mark.parametrize("fastest", [0, 1, 2])
 def test_of_the_orders_tried_the_fastest_stays(fastest, monkeypatch):
-    orders = [[0, 2, 1], [2, 1, 0], [0, 1, 2]]
-    monkeypatch.setattr(schedule, "orders_to_try", lambda step: orders)
+    places = [[0, 2, 1], [2, 1, 0], [0, 1, 2]]
+    monkeypatch.setattr(schedule, "orders_to_try", lambda step: places)
+    orders = [whole(one) for one in places]
     carrier = Carrier()
     order = BucketOrder(carrier)
     source, seen = random.Random(fastest), []
@@ -247,5 +281,5 @@ def test_an_order_that_saves_nothing_worth_mentioning_does_not_replace_the_one_w
     carrier = Carrier()
     order = BucketOrder(carrier)
     for _ in range(40):
-        one_pass(order, carrier, slowed=lambda current: 0.1 if current == [0, 2, 1] else 0.0)
-    assert order.order == [0, 2, 1]
+        one_pass(order, carrier, slowed=lambda current: 0.1 if current == whole([0, 2, 1]) else 0.0)
+    assert order.order == whole([0, 2, 1])

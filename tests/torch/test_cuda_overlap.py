@@ -94,7 +94,14 @@ class FakeAttachment:
         return True
 
     def encoded_layout(self, bucket):
-        return None, b"bucket"
+        return None, b"bucket", ()
+
+    def usual_elements(self):
+        return 1 << 20
+
+    def submit_span(self, buffer, first, elements, name):
+        LOG.append(("path", "takes", (first, elements)))
+        return self.endpoint.communicator.all_reduce()
 
     def submit(self, *_):
         return self.endpoint.communicator.all_reduce()
@@ -289,6 +296,6 @@ def test_the_order_is_worked_out_from_events_and_from_all_reduces_in_stream_orde
     joined = [pair[0][2] for pair in joined if pair[1] == ("main", "joins", pair[0][2])]
     assert [b - a for a, b in zip(joined, joined[1:])] == [1, 1, 4, 4, 4], "the last of them is waited for"
     step = overlap.order.step
-    assert sorted(overlap.order.order) == [0, 1, 2]
+    assert sorted(overlap.order.order) == [(0, 0), (1, 0), (2, 0)]
     assert step.ready == pytest.approx([0.0, 0.25, 0.5])
     assert step.tail == pytest.approx([0.25, 0.5, 0.75]), "the first layer's bucket has the longest"

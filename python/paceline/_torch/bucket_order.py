@@ -4,6 +4,9 @@ Buckets get ready from the last layer to the first; the next forward pass needs 
 get ready, the first layer's comes last, and the forward pass waits for all. So once the link has more than it can
 carry during the backward pass, later layers' buckets are held back until the first layers' have left.
 
+What is ordered are buckets or, of the large ones, parts (carriers.py): what is sent can't be overtaken, and a layer with
+most of a model's parameters would keep the others' from the link.
+
 All ranks must submit in the same order, so it is fixed: rank 0 works it out (schedule.py) from when its buckets got
 ready, how fast all-reduces go, alone and several at once, and when the forward pass asked for them; the others take it
 over. What was worked out is then tried against others, for no model knows what else uses links and processors. Until
@@ -31,8 +34,9 @@ _WORTH = 0.01
 class BucketOrder:
     """One model's. carrier: sends, tells times, and reaches the other ranks.
 
-    step: the schedule.Step that the order was worked out from, whose entries are the buckets; None before. learns: may
-    be set to False, on all ranks, before the first pass; buckets then go as they come.
+    order: [(bucket, part)], or None: as they come. step: the schedule.Step that it was worked out from, whose entries
+    are all (bucket, part), sorted; None before. learns: may be set to False, on all ranks, before the first pass;
+    buckets then go as they come.
     """
 
     def __init__(self, carrier):
@@ -73,24 +77,26 @@ class BucketOrder:
 
     def ready(self, flight):
         """A bucket is ready to be sent."""
-        self._seen[flight.index] = flight.buffer.numel()
-        self._held[flight.index] = flight
+        for part, (_, elements) in enumerate(flight.parts):
+            key = flight.index, part
+            self._seen[key] = elements
+            self._held[key] = flight
+            if self._sizes.get(key) != elements:
+                self.order = None  # DDP has made other buckets: the same on all ranks
         self._like = flight.buffer
-        if self.order is not None and self._sizes.get(flight.index) != flight.buffer.numel():
-            self.order = None  # DDP has made other buckets: the same on all ranks
         if self._watches():
             self._marks[flight.index] = self._carrier.mark()
 
     def to_send(self, last):
-        """The buckets whose turn it is, in their order."""
+        """[(flight, part)] whose turn it is, in their order. last: no bucket of this pass comes any more."""
         turn = []
         if self.order is not None:
             while self._sent < len(self.order) and self.order[self._sent] in self._held:
-                turn.append(self._held.pop(self.order[self._sent]))
+                turn.append(self.order[self._sent])
                 self._sent += 1
         if self.order is None or last:
-            turn += [self._held.pop(index) for index in sorted(self._held)]
-        return turn
+            turn += sorted(self._held.keys() - set(turn))
+        return [(self._held.pop(key), key[1]) for key in turn]
 
     def wanted(self):
         """The forward pass asks for a parameter of a bucket, and waits from now on."""
@@ -111,9 +117,9 @@ class BucketOrder:
     def _learn(self):
         first = self._passes == _LEARN_AFTER[0]
         orders = self._work_out(self._carrier.mark())
-        said = self._carrier.of_first_rank([index for order in orders for index in order])
-        count = len(self._seen)
-        orders = [said[at : at + count] for at in range(0, len(said), count)]
+        said = self._carrier.of_first_rank([place for order in orders for place in order])
+        keys = sorted(self._seen)
+        orders = [[keys[place] for place in said[at : at + len(keys)]] for at in range(0, len(said), len(keys))]
         self.order = orders[0]
         if not first:
             different = [order for at, order in enumerate(orders) if order not in orders[:at]]
@@ -127,18 +133,21 @@ class BucketOrder:
             self._trial = None
 
     def _work_out(self, now):
-        """The order that should be best, and others that may be. now: a mark at the next pass's first gradients."""
-        indices = sorted(self._seen)
-        start = self._marks[indices[0]]
-        ready = [self._carrier.seconds(start, self._marks[i]) for i in indices]
+        """The order that should be best, and others that may be, of places among all (bucket, part), sorted.
+
+        now: a mark at the next pass's first gradients.
+        """
+        keys = sorted(self._seen)
+        start = self._marks[keys[0][0]]
+        ready = {bucket: self._carrier.seconds(start, mark) for bucket, mark in self._marks.items()}
         tails = self._tails(now)
         self.step = schedule.measured(
-            ready,
-            [self._seen[i] for i in indices],
-            [tails.get(i, 0.0) for i in indices],
+            [ready[bucket] for bucket, _ in keys],
+            [self._seen[key] for key in keys],
+            [tails.get(bucket, 0.0) for bucket, _ in keys],
             lambda elements, count: self._carrier.seconds_of(self._like, elements, count),
         )
-        return [[indices[i] for i in order] for order in schedule.orders_to_try(self.step)]
+        return schedule.orders_to_try(self.step)
 
     def _tails(self, now):
         """{bucket: seconds of computation from its first use until `now`}, waits left out."""

@@ -56,13 +56,18 @@ def for_cuda(arguments):
     """Arguments of DistributedDataParallel that give a CUDA model buckets of our sizes."""
     sizes = ready_order(arguments["module"])
     chosen = chosen_size(sum(sizes))
-    cap = chosen if chosen is not None else min(max(sum(sizes) // _BUCKETS, _LEAST), _MOST)
+    cap = chosen if chosen is not None else usual_size(sum(sizes))
     if chosen == 0 or not _takes_a_list() or arguments.get("mixed_precision") is not None:
         return {"bucket_cap_mb": max(cap, 1) / MIB}
     caps = plan(sizes, cap, min(_LEAST, cap), min(_LAST, cap), by_rows(arguments["module"]))
     if arguments.get("find_unused_parameters") and not arguments.get("static_graph"):
         caps.reverse()  # such buckets are made once, from the first parameter on
     return {"bucket_cap_mb_list": [size / MIB for size in caps]}
+
+
+def usual_size(total):
+    """Bytes of the usual bucket of a CUDA model with gradients of `total` bytes."""
+    return min(max(total // _BUCKETS, _LEAST), _MOST)
 
 
 def plan(sizes, cap, first, last, alone=()):

@@ -41,8 +41,12 @@ class Carrier:
         """The bucket's segments and name, for submit()."""
         return self._attachment.layout(bucket)
 
-    def submit(self, flight):
-        """Returns the operation. The buffer is the network's until it has arrived."""
+    def parts(self, flight):
+        """[(first element, elements)] of a bucket that are sent apart; several only where `in_order` holds."""
+        return [(0, flight.buffer.numel())]
+
+    def submit(self, flight, _part):
+        """Sends a part of a bucket; returns the operation. The buffer is the network's until it has arrived."""
         return self._attachment.submit(flight.buffer, *flight.layout)
 
     def check_optimizer(self, optimizer):
@@ -68,7 +72,7 @@ class Carrier:
 class CpuCarrier(Carrier):
     device = torch.device("cpu")
 
-    def submit(self, flight):
+    def submit(self, flight, _part):
         """See Carrier."""
         return self._submit(flight.buffer, *flight.layout)
 

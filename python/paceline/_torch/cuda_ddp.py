@@ -9,7 +9,7 @@ import torch
 from torch.futures import Future
 
 from paceline import _cuda
-from paceline._torch import rows
+from paceline._torch import buckets, rows
 from paceline._torch.attachment import Attachment, average_by_process_group, first_tensor
 
 _DTYPES = {getattr(torch, name): code for name, code in _cuda.DTYPES.items()}
@@ -22,9 +22,9 @@ class CudaAttachment(Attachment):
 
     def __init__(self, ddp, endpoint):
         super().__init__(ddp, endpoint)
-        sizes = [p.numel() * p.element_size() for _, p, _ in self.keyed_parameters()]
         # Before DDP has seen a backward pass, all gradients may lie in one bucket.
-        endpoint.reserve(sum(sizes), sum(sizes))
+        size = self._gradient_bytes()
+        endpoint.reserve(size, size)
         self._encoded_names = {}
         self._rows = rows.of_model(ddp.module, endpoint.codec)
         self._parts = {}
@@ -32,6 +32,13 @@ class CudaAttachment(Attachment):
         self._open = []  # (future, buffer, operation) of this pass
         #: torch's optimizers fused into the backward pass look at a bucket's future at once.
         self._each_at_once = any(hasattr(p, "_in_backward_optimizers") for p in ddp.module.parameters())
+
+    def _gradient_bytes(self):
+        return sum(p.numel() * p.element_size() for _, p, _ in self.keyed_parameters())
+
+    def usual_elements(self):
+        """Elements of a bucket of the size that Paceline chooses for this model, as if they were float32."""
+        return buckets.usual_size(self._gradient_bytes()) // 4
 
     def all_reduce(self, bucket):
         """Enqueues the average of a bucket over the ranks; the future holds the bucket's own buffer."""
@@ -92,6 +99,11 @@ class CudaAttachment(Attachment):
             pointer = buffer.data_ptr() + first * buffer.element_size()
             operation = self._submit(pointer, elements, buffer.dtype, part_name, row_elements=row_elements)
         return operation
+
+    def submit_span(self, buffer, first, elements, name):
+        """The same for some elements of a bucket, without residuals: the ranks cut it alike."""
+        pointer = buffer.data_ptr() + first * buffer.element_size()
+        return self._submit(pointer, elements, buffer.dtype, b"%s, %d" % (name, first))
 
     def _submit(self, pointer, elements, dtype, name, **arguments):
         endpoint = self.endpoint

@@ -14,6 +14,11 @@ from torch.futures import Future
 from paceline._torch.carriers import Carrier
 from paceline.errors import PacelineError
 
+#: Of the usual bucket: what has more elements is cut, ...
+_CUT_ABOVE = 1.5
+#: ... at multiples of so many, as the path cuts.
+_GRANULE = 4096
+
 
 class CudaCarrier(Carrier):
     in_order = True
@@ -22,6 +27,7 @@ class CudaCarrier(Carrier):
         super().__init__(attachment)
         self.device = attachment.endpoint.device
         self._updates = torch.cuda.Stream(self.device)
+        self._usual = attachment.usual_elements()
         self._asked = None
 
     def carries(self, buffer):
@@ -29,6 +35,22 @@ class CudaCarrier(Carrier):
 
     def layout(self, bucket):
         return self._attachment.encoded_layout(bucket)
+
+    def parts(self, flight):
+        """What is much larger than the usual bucket is cut: the link can carry others in between. See Carrier."""
+        elements = flight.buffer.numel()
+        _, _, by_rows = flight.layout
+        if self.has_residuals or by_rows or elements <= _CUT_ABOVE * self._usual:
+            return [(0, elements)]
+        size = -(-elements // -(-elements // self._usual))
+        size = -(-size // _GRANULE) * _GRANULE
+        return [(first, min(size, elements - first)) for first in range(0, elements, size)]
+
+    def submit(self, flight, part):
+        """See Carrier."""
+        if len(flight.parts) == 1:
+            return self._attachment.submit(flight.buffer, *flight.layout)
+        return self._attachment.submit_span(flight.buffer, *flight.parts[part], flight.layout[1])
 
     def average_in_place(self, buffer):
         """Types that the path does not take: torch's all-reduce, in stream order."""

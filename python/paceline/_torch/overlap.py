@@ -59,16 +59,31 @@ def _contiguous_strides(shape):
 class Flight:
     """One bucket: its parameters with views of their gradients, and what is to become of them.
 
-    operation: what the carrier calls it, None until it is sent. arrived: the host knows that it has. updates: asked for
-    and not made. changed: parameters that updates have changed and nobody has asked for since.
+    parts: [(first element, elements)] that are sent apart. operation: what the carrier calls the part sent last, None
+    until one is. arrived: the host knows that all have. updates: asked for and not made. changed: parameters that updates
+    have changed and nobody has asked for since.
     """
 
-    __slots__ = ("arrived", "buffer", "changed", "gradients", "index", "layout", "operation", "updated", "updates")
+    __slots__ = (
+        "arrived",
+        "buffer",
+        "changed",
+        "gradients",
+        "index",
+        "layout",
+        "operation",
+        "parts",
+        "unsent",
+        "updated",
+        "updates",
+    )
 
-    def __init__(self, bucket, layout):
+    def __init__(self, bucket, carrier):
         self.index = bucket.index()
         self.buffer = bucket.buffer()
-        self.layout = layout
+        self.layout = carrier.layout(bucket)
+        self.parts = carrier.parts(self)
+        self.unsent = len(self.parts)
         self.gradients = list(gradients_of(bucket))
         self.operation = None
         self.arrived = False
@@ -126,27 +141,29 @@ class Overlap:
         if bucket.buffer().layout != torch.strided:
             return self.carrier.average_as_torch_does(bucket.buffer())  # DDP waits for it
         self.taken += 1
-        flight = Flight(bucket, self.carrier.layout(bucket))
+        flight = Flight(bucket, self.carrier)
         self._flights.append(flight)
         if self.carrier.carries(flight.buffer):
             self.order.ready(flight)
         else:
             self.carrier.average_in_place(flight.buffer)
             flight.arrived = True
-        for one in self.order.to_send(bucket.is_last()):
-            self._send(one)
+        for one, part in self.order.to_send(bucket.is_last()):
+            self._send(one, part)
         return self.carrier.completed(flight.buffer)
 
-    def _send(self, flight):
+    def _send(self, flight, part):
         ResidualSteps.submitted(self.carrier.steps, False)
         self._under_way += 1
         try:
-            flight.operation = self.carrier.submit(flight)
-            self._sent.append(flight)
+            flight.operation = self.carrier.submit(flight, part)
         except BaseException:
             self._under_way -= 1
             ResidualSteps.ended(self.carrier.steps, True)
             raise
+        flight.unsent -= 1
+        if not flight.unsent:
+            self._sent.append(flight)
 
     def _when_backward_ends(self, action):
         """After DDP's own end of the pass, which is queued behind what its hooks queue."""
