@@ -4,7 +4,8 @@
 //
 // The real pump, wires and plan of an exact all-reduce between nodes; this program plays the GPU, which has encoded every
 // piece at once. Both directions are busy, `--window` operations are under way. Numbers of threads take turns, medians
-// count. Gb/s are of gradients' encodings out of a node (and as many into it), headers not counted; cores are user and
+// count. With --burst all ranks begin a window of operations together and wait for all of it, as a step's gradients do:
+// what a wire or a rank that got less of the link has left at the end shows. Gb/s are of gradients' encodings out of a node (and as many into it), headers not counted; cores are user and
 // system time of one rank over wall time.
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -32,6 +33,7 @@ struct Asked {
   int window = 4;
   int rounds = 5;
   double seconds = 1;
+  bool burst = false;
 };
 
 [[noreturn]] void leave(const Status& status) {
@@ -85,6 +87,14 @@ class Load {
   Load(const Load&) = delete;
   Load& operator=(const Load&) = delete;
 
+  /// A window of operations together, until they have come; all ranks begin at once.
+  void burst() {
+    const uint64_t first = sequence_ + 1;
+    for (int i = 0; i < asked_.window; ++i) submit();
+    for (uint64_t s = first; s <= sequence_; ++s) finish(s);
+    if (auto status = pump_->wait_retired(); !status) leave(status);
+  }
+
   /// So many operations; returns when all is over here.
   Figures run(uint64_t operations) {
     const Time start = SteadyClock().now();
@@ -102,6 +112,8 @@ class Load {
     const double bits = static_cast<double>(operations * plan_->node_bytes) * 8;
     return {bits / wall / 1e9, (processor_seconds() - before) / wall};
   }
+
+  [[nodiscard]] uint64_t node_bytes() const { return plan_->node_bytes; }
 
  private:
   void submit() {
@@ -163,6 +175,25 @@ std::vector<int> find_peers(const Wire& wire, const paceline_identity& me) {
   return peers;
 }
 
+/// Windows of operations, each from all ranks' beginning until the last rank's end.
+Figures run_bursts(Load& load, const Asked& asked, const Wire& wire, uint64_t operations) {
+  const double before = processor_seconds();
+  const Time start = SteadyClock().now();
+  uint64_t microseconds = 0;
+  const uint64_t bursts = std::max<uint64_t>(operations / static_cast<uint64_t>(asked.window), 1);
+  for (uint64_t i = 0; i < bursts; ++i) {
+    largest_of_all(wire, 0);
+    const Time began = SteadyClock().now();
+    load.burst();
+    microseconds +=
+        largest_of_all(wire, static_cast<uint64_t>((SteadyClock().now() - began) / kMicrosecond));
+  }
+  const double wall = static_cast<double>(SteadyClock().now() - start) / kSecond;
+  const double bits = 8.0 * static_cast<double>(bursts) * static_cast<double>(asked.window) *
+                      static_cast<double>(load.node_bytes());
+  return {bits / static_cast<double>(microseconds) / 1e3, (processor_seconds() - before) / wall};
+}
+
 void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_identity& me) {
   const auto peers = find_peers(wires[0], me);
   std::vector<std::vector<double>> gigabits(asked.threads.size()), cores(asked.threads.size());
@@ -173,7 +204,8 @@ void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_
       load.run(4);  // connections open
       largest_of_all(wires[0], 0);
       const Time start = SteadyClock().now();
-      const auto figures = load.run(operations);
+      const auto figures =
+          asked.burst ? run_bursts(load, asked, wires[0], operations) : load.run(operations);
       const double took = static_cast<double>(SteadyClock().now() - start) / kSecond;
       if (round < 0) {
         operations = std::max<uint64_t>(
@@ -204,6 +236,7 @@ int main(int argc, char** argv) try {
   app.add_option("--bytes", asked.bytes, "bytes of an operation, a rank");
   app.add_option("--piece", asked.piece_bytes, "bytes of a piece");
   app.add_option("--window", asked.window, "operations under way")->check(CLI::Range(1, 64));
+  app.add_flag("--burst", asked.burst, "a window of operations at once, then the next");
   app.add_option("--rounds", asked.rounds)->check(CLI::Range(1, 1000));
   app.add_option("--seconds", asked.seconds, "of each measurement, about");
   CLI11_PARSE(app, argc, argv);

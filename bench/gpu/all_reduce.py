@@ -149,14 +149,15 @@ def main():
     if "RANK" in os.environ and "PACELINE_LAB_RATE" in os.environ:
         os.environ["NCCL_HOSTID"] = f"node{int(os.environ['RANK']) // int(os.environ['PACELINE_LAB_SLOTS'])}"
         return Rank(args).run()
-    from train import NCCL
+    from train import NCCL, link_rate
 
     args.out.parent.mkdir(parents=True, exist_ok=True)
     program = str(ROOT / "build" / "bin" / "paceline")
     command = [program, "lab", "--nodes", str(args.nodes), "--slots", str(args.slots), "--rate", args.rate, "--"]
     paths = [str(ROOT / "python"), str(ROOT / "tools" / "demo"), os.environ.get("PYTHONPATH", "")]
     # The namespaces stand for machines, and to another machine memory leaves without a copy.
-    env = {"PACELINE_ZERO_COPY": "1", **os.environ, **NCCL, "PACELINE_TIMEOUT": "30"}
+    env = {"PACELINE_ZERO_COPY": "1", "PACELINE_LINK_RATE": link_rate(args.rate)}
+    env = {**env, **os.environ, **NCCL, "PACELINE_TIMEOUT": "30"}
     env["PYTHONPATH"] = os.pathsep.join(paths)
     return subprocess.run([*command, sys.executable, *sys.argv], env=env, timeout=args.limit, check=False).returncode
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -36,6 +37,12 @@ NCCL = {
 }
 #: Seconds a model's launch needs before its first round: imports, NCCL, DDP's first iterations.
 _START = 40.0
+
+
+def link_rate(rate):
+    """Gb/s, as PACELINE_LINK_RATE wants it, of a rate as tc writes it; 0 where it is written otherwise."""
+    found = re.fullmatch(r"([0-9.]+)([gm])bit", rate)
+    return f"{float(found[1]) / {'g': 1, 'm': 1000}[found[2]]:g}" if found else "0"
 
 
 def command_of(model, args, out, until, first, skipped):
@@ -59,7 +66,8 @@ def run_model(model, args, out, until, first):
         figures.unlink(missing_ok=True)
         command = command_of(model, args, out, until, first, skipped)
         # The namespaces stand for machines, and to another machine memory leaves without a copy.
-        env = {"PACELINE_ZERO_COPY": "1", **os.environ, **NCCL, "PACELINE_TIMEOUT": "30"}
+        env = {"PACELINE_ZERO_COPY": "1", "PACELINE_LINK_RATE": link_rate(args.rate)}
+        env = {**env, **os.environ, **NCCL, "PACELINE_TIMEOUT": "30"}
         env["OMP_NUM_THREADS"] = str(args.threads)
         env["PYTHONPATH"] = os.pathsep.join(
             [str(ROOT / "python"), str(ROOT / "tools" / "demo"), os.environ.get("PYTHONPATH", "")]

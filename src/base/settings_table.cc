@@ -143,7 +143,7 @@ constexpr SettingRow kRows[] = {
     {"cuda_path", kChoice, "auto", "auto|paceline|torch",
      "How gradients of CUDA models travel: paceline: through Paceline, or an error that says why "
      "not; torch: torch's own all-reduce; auto: through Paceline between nodes where that can be."},
-    {"node_ctas", kInteger, "4", "1..64",
+    {"node_ctas", kInteger, "16", "1..64",
      "Thread blocks (CTAs) of the GPU that NCCL may take for a collective of CUDA tensors inside a "
      "node, beside the model's."},
     {"sparse_rows", kChoice, "auto", "auto|off",
@@ -209,6 +209,9 @@ constexpr SettingRow kRows[] = {
      "Long TCP messages leave from the caller's memory without a copy. auto: to other machines; 1: "
      "also to namespaces and containers of this one, which may after an abort still receive what "
      "that memory holds by then."},
+    {"link_rate", kNumber, "0", "0..",
+     "Gb/s that a node's network carries each way, as 25: no rank sends faster than its share, so "
+     "that none is through early and the link stays full to the end; 0: as fast as TCP lets it."},
     {"interface", kText, "", "",
      "Network interface (name, prefix, or ^excluded, as NCCL_SOCKET_IFNAME); empty: the one that "
      "reaches the master.",

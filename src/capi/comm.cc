@@ -73,6 +73,7 @@ Status create(const paceline_comm_options& o, paceline_comm** out) {
                              [&](const auto& m) { return m.node == topology.self().node; });
   comm->runner = std::make_unique<engine::Runner>(
       *comm->engine, *comm->job->channel, engine::runner_options_for(static_cast<int>(local)));
+  share_link(*comm);
   *out = comm.release();
   return Status::ok();
 }

@@ -133,9 +133,12 @@ Status create_companion(paceline_comm& primary, paceline_comm** out) {
     return made.status();
   }
   (*made)->primary = &primary;
-  std::lock_guard lock(primary.companions_mutex);
-  primary.companions.push_back(made->get());
+  {
+    std::lock_guard lock(primary.companions_mutex);
+    primary.companions.push_back(made->get());
+  }
   *out = made->release();
+  share_link(primary);
   return Status::ok();
 }
 
@@ -157,12 +160,29 @@ wire::Counters counters_with_companions(const paceline_comm& comm) {
   return sum;
 }
 
+void share_link(paceline_comm& primary) {
+  const double bits = primary.settings.number("link_rate") * 1e9;
+  const auto& topology = primary.job->topology;
+  if (bits <= 0 || topology.node_count == 1) return;
+  const auto here = std::count_if(topology.members.begin(), topology.members.end(),
+                                  [&](const auto& m) { return m.node == topology.self().node; });
+  const auto ranks = static_cast<double>(std::max<int64_t>(here, primary.job_local_size));
+  std::lock_guard lock(primary.companions_mutex);
+  const auto each =
+      static_cast<uint64_t>(bits / 8 / ranks / static_cast<double>(primary.companions.size() + 1));
+  primary.job->channel->limit_rate(each);
+  for (auto* c : primary.companions) c->job->channel->limit_rate(each);
+}
+
 void leave_companions(paceline_comm& comm) {
   if (comm.primary != nullptr) {
-    const auto mine = comm.runner->counters();
-    std::lock_guard lock(comm.primary->companions_mutex);
-    add(comm.primary->companions_past, mine);
-    std::erase(comm.primary->companions, &comm);
+    {
+      const auto mine = comm.runner->counters();
+      std::lock_guard lock(comm.primary->companions_mutex);
+      add(comm.primary->companions_past, mine);
+      std::erase(comm.primary->companions, &comm);
+    }
+    share_link(*comm.primary);
   }
   for (auto* c : comm.companions) c->primary = nullptr;
 }

@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <chrono>
+#include <cstddef>
 #include <cstring>
+#include <vector>
 
 #include "capi/processes.h"
 
@@ -59,6 +62,47 @@ int beside_each_other(int rank, int size, FileStore& store) {
     MUST(paceline_comm_destroy(comm) == PACELINE_OK);
   }
   return 0;
+}
+
+/// Sends and receives so many bytes; seconds, or a negative number.
+double exchange(paceline_comm* comm, int peer, size_t bytes) {
+  std::vector<std::byte> out(bytes, std::byte{7}), in(bytes);
+  paceline_transfer_args a{};
+  a.struct_size = sizeof a;
+  a.peer = peer;
+  a.tag = 1;
+  a.bytes = bytes;
+  paceline_op ops[2] = {};
+  const auto start = std::chrono::steady_clock::now();
+  a.data = in.data();
+  if (paceline_receive(comm, &a, &ops[0]) != PACELINE_OK) return -1;
+  a.data = out.data();
+  if (paceline_send(comm, &a, &ops[1]) != PACELINE_OK) return -1;
+  for (auto op : ops)
+    if (paceline_wait(comm, op, 0, nullptr) != PACELINE_OK) return -1;
+  if (in != out) return -1;
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Two ranks a node, two communicators each: a quarter of the link for one. A slower machine only takes longer.
+TEST(LinkRate, IsDealtToRanksAndTheirCommunicators) {
+  Processes ranks(4, [](int rank, FileStore& store) {
+    setenv("PACELINE_LINK_RATE", "0.64", 1);
+    setenv("PACELINE_NODE_ID", rank < 2 ? "a" : "b", 1);
+    constexpr double kShare = 0.64e9 / 8 / 4;
+    constexpr size_t kBytes = 12U << 20;
+    auto* comm = create(rank, 4, store, 20);
+    MUST(comm != nullptr);
+    paceline_comm* more = nullptr;
+    MUST(paceline_comm_companion(comm, &more) == PACELINE_OK);
+    for (auto* c : {comm, more})
+      MUST(exchange(c, (rank + 2) % 4, kBytes) > 0.75 * static_cast<double>(kBytes) / kShare);
+    MUST(paceline_comm_destroy(more) == PACELINE_OK);
+    MUST(exchange(comm, (rank + 2) % 4, kBytes) > 0);
+    MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+    return 0;
+  });
+  for (int r = 0; r < 4; ++r) EXPECT_EQ(ranks.wait(r, 60), 0) << "rank " << r;
 }
 
 class Companions : public testing::TestWithParam<const char*> {

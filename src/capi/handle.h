@@ -77,6 +77,10 @@ wire::Counters counters_with_companions(const paceline_comm& comm);
 /// Before a communicator is freed: a companion leaves its counters behind, a primary lets go of its companions.
 void leave_companions(paceline_comm& comm);
 
+/// companion.cc. PACELINE_LINK_RATE is dealt evenly to the ranks of a node, and a rank's to this communicator and its
+/// companions. Whenever one comes or goes.
+void share_link(paceline_comm& primary);
+
 /// Memory that the node's other ranks can read in place; plain memory where that is not to be had.
 void* allocate_shared_memory(paceline_comm& comm, size_t bytes);
 void free_shared_memory(paceline_comm& comm, void* memory);

@@ -159,7 +159,6 @@ Status Path::prepare() {
   if (options_.lanes == 0) options_.lanes = static_cast<int>(number("lanes", 1));
   if (options_.piece_bytes == 0) options_.piece_bytes = kPieceBytes;
   if (options_.most_in_node == 0) options_.most_in_node = kMostInNode;
-  if (const char* x = std::getenv("X_MOST_IN_NODE")) options_.most_in_node = std::strtoull(x, nullptr, 10) << 20;
   if (options_.wire_threads == 0)
     options_.wire_threads = std::atoi(setting("wire_threads").c_str());  // auto: 0
   if (options_.wire_threads > kMostWires)

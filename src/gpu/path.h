@@ -72,7 +72,7 @@ struct PathOptions {
   /// Pinned memory, at least: small models fit a step, and an operation is not cut without need.
   uint64_t least_host_bytes = 32U << 20;
   uint64_t least_slice = kLeastSlice;  ///< of what is cut over several wires; the same on all ranks
-  uint64_t most_in_node = 0;           ///< bytes of an operation in a node of several; 0: kMostInNode
+  uint64_t most_in_node = 0;  ///< bytes of an operation in a node of several; 0: kMostInNode
   /// Whether all of an operation is enqueued when it is submitted, which asks for nothing of the hardware; unset: where
   /// CUDA_DEVICE_MAX_CONNECTIONS gives streams too few queues of their own.
   std::optional<bool> ahead;

@@ -83,21 +83,19 @@ TEST_P(StepsOf, SumsAreRightAndAlikeOverManySteps) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Loads, StepsOf,
-                         testing::Values(Load{2, 1, 1, 0, false}, Load{2, 2, 4, 0, true},
-                                         Load{2, 2, 1, 1, true}, Load{3, 1, 4, 0, true},
-                                         Load{3, 2, 2, 1, false}, Load{2, 1, 1, 0, true, 2},
-                                         Load{2, 2, 4, 0, true, 3}, Load{3, 1, 4, 0, true, 2},
-                                         Load{2, 2, 2, 0, true, 2, 32768},
-                                         Load{3, 2, 1, 0, true, 1, 65536},
-                                         Load{2, 2, 1, 1, false, 1, 32768}),
-                         [](const auto& info) {
-                           const auto& l = info.param;
-                           return fmt::format("{}x{}_{}lanes_{}queues{}_{}wires{}", l.nodes,
-                                              l.local_size, l.lanes, l.queues,
-                                              l.reversed ? "_reversed" : "", l.wires,
-                                              l.most_in_node > 0 ? "_cut" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Loads, StepsOf,
+    testing::Values(Load{2, 1, 1, 0, false}, Load{2, 2, 4, 0, true}, Load{2, 2, 1, 1, true},
+                    Load{3, 1, 4, 0, true}, Load{3, 2, 2, 1, false}, Load{2, 1, 1, 0, true, 2},
+                    Load{2, 2, 4, 0, true, 3}, Load{3, 1, 4, 0, true, 2},
+                    Load{2, 2, 2, 0, true, 2, 32768}, Load{3, 2, 1, 0, true, 1, 65536},
+                    Load{2, 2, 1, 1, false, 1, 32768}),
+    [](const auto& info) {
+      const auto& l = info.param;
+      return fmt::format("{}x{}_{}lanes_{}queues{}_{}wires{}", l.nodes, l.local_size, l.lanes,
+                         l.queues, l.reversed ? "_reversed" : "", l.wires,
+                         l.most_in_node > 0 ? "_cut" : "");
+    });
 
 /// Parameters 0 … 4 of these sizes, in buckets.
 const std::vector<uint64_t> kParameters = {24000, 17, 72009, 32768, 555};

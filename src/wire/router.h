@@ -40,6 +40,9 @@ class Router final : public Channel {
   void wake() override;
   void drop_peer(Rank peer, const Status& why) override;
   void abort(const Status& why) override;
+  void limit_rate(uint64_t bytes_per_second) override {
+    if (far_) far_->limit_rate(bytes_per_second);
+  }
   [[nodiscard]] Counters counters() const override;
   [[nodiscard]] std::string describe() const override;
 

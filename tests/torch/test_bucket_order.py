@@ -231,7 +231,7 @@ def test_parts_of_a_large_bucket_let_what_is_wanted_first_go_between():
         seconds[part] = order.step.seconds([sorted(order.order).index(key) for key in order.order])
     assert sorted(orders[500]) == [(0, i) for i in range(8)] + [(1, 0), (2, 0)]
     places = [orders[500].index(key) for key in ((1, 0), (2, 0))]
-    assert 0 < min(places) and max(places) < 9, "after what there is to send before, ahead of the rest"
+    assert min(places) > 0 and max(places) < 9, "after what there is to send before, ahead of the rest"
     assert seconds[500] < seconds[4000]
 
 

@@ -4,8 +4,8 @@ Buckets get ready from the last layer to the first; the next forward pass needs 
 get ready, the first layer's comes last, and the forward pass waits for all. So once the link has more than it can
 carry during the backward pass, later layers' buckets are held back until the first layers' have left.
 
-What is ordered are buckets or, of the large ones, parts (carriers.py): what is sent can't be overtaken, and a layer with
-most of a model's parameters would keep the others' from the link.
+What is ordered are buckets or, of the large ones, parts (carriers.py): what is sent can't be overtaken, and a layer
+with most of a model's parameters would keep the others' from the link.
 
 All ranks must submit in the same order, so it is fixed: rank 0 works it out (schedule.py) from when its buckets got
 ready, how fast all-reduces go, alone and several at once, and when the forward pass asked for them; the others take it

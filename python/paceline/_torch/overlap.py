@@ -60,8 +60,8 @@ class Flight:
     """One bucket: its parameters with views of their gradients, and what is to become of them.
 
     parts: [(first element, elements)] that are sent apart. operation: what the carrier calls the part sent last, None
-    until one is. arrived: the host knows that all have. updates: asked for and not made. changed: parameters that updates
-    have changed and nobody has asked for since.
+    until one is. arrived: the host knows that all have. updates: asked for and not made. changed: parameters that
+    updates have changed and nobody has asked for since.
     """
 
     __slots__ = (

@@ -211,6 +211,7 @@ bool TcpChannelImpl::progress(Time now, Events& events) {
   Time beat = std::max<Time>(shared_.options.peer_timeout / 8, kMillisecond);
   if (now - shared_.now > 2 * beat) shared_.grace = now;
   shared_.now = now;
+  limit_flows();
   flush_dirty();
   epoll_event ready[kEventsAtOnce];
   int count = ::epoll_wait(epoll_.get(), ready, kEventsAtOnce, 0);
@@ -297,6 +298,17 @@ void TcpChannelImpl::feed_flows(TcpPeer& peer) {
     }
   }
   if (any) mark(peer);
+}
+
+void TcpChannelImpl::limit_flows() {
+  const uint64_t limit = flow_limit_;
+  if (limit == flows_limited_to_) return;
+  flows_limited_to_ = limit;
+  for (const auto& [rank, peer] : peers_) {
+    for (const Connection* c : peer->out)
+      if (c != nullptr && c->role == Connection::Role::kDataOut)
+        paceline::wire::limit_rate(c->fd.get(), limit);
+  }
 }
 
 Time TcpChannelImpl::peer_timer(const TcpPeer& peer) const {

@@ -2,6 +2,7 @@
 // dialing, accepting, handshakes, broken connections.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <queue>
 #include <string>
@@ -53,6 +54,11 @@ class TcpChannelImpl final : public TcpChannel {
   void wake() override;
   void drop_peer(Rank peer, const Status& why) override;
   void abort(const Status& why) override;
+  void limit_rate(uint64_t bytes_per_second) override {
+    flow_limit_ = (bytes_per_second + static_cast<uint64_t>(options_.flows) - 1) /
+                  static_cast<uint64_t>(options_.flows);
+    wake();
+  }
   [[nodiscard]] Counters counters() const override {
     Counters c = shared_.counters;
     c.network = c.wire_sent + c.wire_received;
@@ -79,6 +85,7 @@ class TcpChannelImpl final : public TcpChannel {
   void flush_dirty();
   void flush(TcpPeer& peer);
   void feed_flows(TcpPeer& peer);
+  void limit_flows();
   void run_timers();
   void schedule(TcpPeer& peer);
   [[nodiscard]] Time peer_timer(const TcpPeer& peer) const;
@@ -136,6 +143,8 @@ class TcpChannelImpl final : public TcpChannel {
   std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
   Time handshake_check_at_ = kNever;
   bool leaving_ = false;
+  std::atomic<uint64_t> flow_limit_{0};  ///< bytes a second of a data connection; 0: none
+  uint64_t flows_limited_to_ = 0;        ///< those that are open
 };
 
 }  // namespace paceline::wire

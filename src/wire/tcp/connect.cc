@@ -304,6 +304,7 @@ void TcpChannelImpl::established(Connection& c) {
   event.data.ptr = &c;
   if (is_ours) {
     c.role = Connection::Role::kDataOut;
+    if (flows_limited_to_ > 0) paceline::wire::limit_rate(c.fd.get(), flows_limited_to_);
     c.in = {};
     c.is_writable = true;
     event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;

@@ -97,6 +97,31 @@ TEST(TcpMessages, PagesAreLentToOtherMachines) {
   EXPECT_EQ(lent_bytes(ZeroCopy::kNobody, "a", "b"), 0U);
 }
 
+// A slower machine only takes longer. (After a pause the kernel sends up to twice as fast.)
+TEST(TcpMessages, ALimitedChannelSendsNoFaster) {
+  std::mt19937_64 random(12);
+  Job job(2);
+  constexpr uint64_t kRate = 20'000'000;
+  const auto data = random_data(random, 6U << 20);
+  std::vector<std::byte> into(data.size());
+  const auto seconds = [&](uint32_t tag) {
+    const Time start = SteadyClock().now();
+    job.at(1)->receive(0, tag, 0, {into.data(), nullptr, into.size()}, 2 * tag);
+    job.at(0)->send(1, tag, 0, data, 2 * tag + 1);
+    EXPECT_TRUE(job.complete(1, 2 * tag));
+    EXPECT_TRUE(job.complete(0, 2 * tag + 1));
+    EXPECT_EQ(into, data);
+    return static_cast<double>(SteadyClock().now() - start) / kSecond;
+  };
+  const double least = 0.4 * static_cast<double>(data.size()) / static_cast<double>(kRate);
+  job.at(0)->limit_rate(kRate);
+  EXPECT_GT(seconds(1), least) << "connections that open later";
+  job.at(0)->limit_rate(0);
+  seconds(2);
+  job.at(0)->limit_rate(kRate);
+  EXPECT_GT(seconds(3), least) << "connections that are open";
+}
+
 // Random sizes, tags in random order, both directions, three ranks, against a reference.
 TEST(TcpMessages, RandomTrafficAgainstReference) {
   for (uint64_t seed = 1; seed <= 12; ++seed) {

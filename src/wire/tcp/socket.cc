@@ -178,6 +178,19 @@ void tune(int fd, unsigned deadline_ms, unsigned unsent_limit) {
     ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_limit, sizeof unsent_limit);
 }
 
+void limit_rate(int fd, uint64_t bytes_per_second) {
+  const unsigned long rate =
+      bytes_per_second == 0 ? ~0UL : bytes_per_second;  // an int ends at 17 Gb/s
+  ::setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate);
+}
+
+uint64_t rate_limit(int fd) {
+  unsigned long rate = 0;
+  socklen_t length = sizeof rate;
+  if (::getsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, &length) != 0) return 0;
+  return rate == ~0UL || rate == ~0U ? 0 : rate;
+}
+
 void reset_on_close(int fd) {
   linger none{1, 0};
   ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);

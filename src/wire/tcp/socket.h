@@ -58,6 +58,10 @@ Result<Descriptor> start_connect(const Endpoint& to, const Endpoint& from);
 /// No Nagle; the kernel's own time-out not below `deadline_ms`; `unsent_limit` > 0: at most about
 /// so many bytes wait in the socket beyond what the congestion window lets out.
 void tune(int fd, unsigned deadline_ms, unsigned unsent_limit);
+/// The kernel sends no more than so many bytes a second, headers included, evenly; 0: as it can.
+void limit_rate(int fd, uint64_t bytes_per_second);
+/// What limit_rate() has set; 0: nothing.
+uint64_t rate_limit(int fd);
 /// close() drops what the peer has not got yet and resets the connection.
 void reset_on_close(int fd);
 /// The pending error of a socket (0: none).
