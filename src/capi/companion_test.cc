@@ -79,7 +79,7 @@ double exchange(paceline_comm* comm, int peer, size_t bytes) {
   a.data = out.data();
   if (paceline_send(comm, &a, &ops[1]) != PACELINE_OK) return -1;
   for (auto op : ops)
-    if (paceline_wait(comm, op, 0, nullptr) != PACELINE_OK) return -1;
+    if (paceline_wait(comm, op, -1, nullptr) != PACELINE_OK) return -1;
   if (in != out) return -1;
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -89,6 +89,7 @@ TEST(LinkRate, IsDealtToRanksAndTheirCommunicators) {
   Processes ranks(4, [](int rank, FileStore& store) {
     setenv("PACELINE_LINK_RATE", "0.64", 1);
     setenv("PACELINE_NODE_ID", rank < 2 ? "a" : "b", 1);
+    setenv("PACELINE_WIRE", "tcp", 1);
     constexpr double kShare = 0.64e9 / 8 / 4;
     constexpr size_t kBytes = 12U << 20;
     auto* comm = create(rank, 4, store, 20);
