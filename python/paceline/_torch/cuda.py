@@ -120,6 +120,7 @@ def _choose(process_group, device):
         return None
     _state.say_once(rank, made.describe().removeprefix("paceline: "))
     _say_what_queues_cost(rank)
+    _say_how_to_share_the_link(rank)
     return endpoint
 
 
@@ -136,6 +137,15 @@ def _say_what_queues_cost(rank):
             rank,
             f"CUDA_DEVICE_MAX_CONNECTIONS={queues}: computation waits for communication now and then: their "
             f"streams share a hardware queue; leave it unset, or give {_QUEUES} or more",
+        )
+
+
+def _say_how_to_share_the_link(rank):
+    if float(core.setting("link_rate", _state.face)) == 0:
+        _state.say_once(
+            rank,
+            "PACELINE_LINK_RATE is not given: with the Gb/s of a node's network, as 25, its ranks share the link evenly, "
+            "and it stays full to the end of a step",
         )
 
 
