@@ -144,8 +144,8 @@ def _say_how_to_share_the_link(rank):
     if float(core.setting("link_rate", _state.face)) == 0:
         _state.say_once(
             rank,
-            "PACELINE_LINK_RATE is not given: with the Gb/s of a node's network, as 25, its ranks share the link evenly, "
-            "and it stays full to the end of a step",
+            "PACELINE_LINK_RATE is not given: with the Gb/s of a node's network, as 25, its ranks share the link evenly"
+            " and keep it full to the end of a step",
         )
 
 
