@@ -41,6 +41,20 @@ def floor_seconds(trace: list[tuple[float, float]], optimizer: float, compute: f
     return max(compute, latest + optimizer)
 
 
+def without_zero_rows(sizes: list[float], sent: float) -> list[float]:
+    """What of these link bytes, in the order in which they are ready, travels where `sent` of them do.
+
+    The others are rows of embeddings that nobody looked up; an embedding's gradient is ready last.
+    """
+    saved = max(sum(sizes) - sent, 0.0)
+    left = []
+    for size in reversed(sizes):
+        off = min(size, saved)
+        saved -= off
+        left.append(size - off)
+    return left[::-1]
+
+
 def floor_without_barrier(link_bytes_in_all: float, compute: float, line: float) -> float:
     """Where each layer's next forward pass waits for its own update only: computing, or keeping the link busy."""
     return max(compute, link_bytes_in_all / line)

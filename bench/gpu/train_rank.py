@@ -327,6 +327,7 @@ class Bench:
             median["rounds"] = [r["seconds"] for r in variant.rounds]
             median["iterations"] = variant.iterations
             median.update(variant.host)
+            median["by_rows"] = _stats(variant).get("rows_bound", 0) > 0
             if train_paths.without_barrier(variant.path):
                 median["buckets"] = train_paths.order_of(variant.model)
                 median["returned"] = variant.returned  # of the last stretch: when its steps returned, and its end
@@ -340,6 +341,8 @@ class Bench:
             sizes = [train_floor.link_bytes(codec, n, self.nodes, self.args.ratio, value) for n in trace["elements"]]
             if path == "none":
                 sizes = [0.0] * len(sizes)
+            elif figures["by_rows"]:
+                sizes = train_floor.without_zero_rows(sizes, figures["payload"])
             figures["predicted"] = sum(sizes)
             if train_paths.without_barrier(path):
                 figures["floor"] = train_floor.floor_without_barrier(sum(sizes), compute, self.line)
@@ -360,12 +363,15 @@ def _cpu_seconds():
     return usage.ru_utime + usage.ru_stime
 
 
+def _stats(variant):
+    """Paceline's counters of this path; empty where it is none of ours."""
+    attachment = train_paths.attachment_of(variant.model)
+    return {} if attachment is None else attachment.endpoint.communicator.stats()
+
+
 def _payload(variant):
     """Bytes that Paceline has handed to the wire for this path, without headers."""
-    attachment = train_paths.attachment_of(variant.model)
-    if attachment is None:
-        return 0
-    stats = attachment.endpoint.communicator.stats()
+    stats = _stats(variant)
     return stats.get("wire_bytes", stats.get("payload_sent", 0))
 
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "bench" / "gpu" / "train.py"
 sys.path.insert(0, str(TRAIN.parent))
 
+import train  # noqa: E402
 import train_floor  # noqa: E402
 
 
@@ -49,6 +50,20 @@ def test_bytes_of_the_codecs_on_a_link():
     assert train_floor.link_bytes("fp16", million, 1) == 0
     with pytest.raises(ValueError, match="gzip"):
         train_floor.link_bytes("gzip", million, 2)
+
+
+def test_rows_that_are_zero_are_no_part_of_the_floor():
+    """An embedding's gradient is ready last; what it saves is taken from there."""
+    sizes = [10.0, 20.0, 5.0, 100.0]
+    assert train_floor.without_zero_rows(sizes, 50.0) == [10.0, 20.0, 5.0, 15.0]
+    assert train_floor.without_zero_rows(sizes, 25.0) == [10.0, 15.0, 0.0, 0.0]
+    assert train_floor.without_zero_rows(sizes, 140.0) == sizes, "headers are no bytes that were saved"
+
+
+def test_the_rate_of_a_link_in_gigabits():
+    assert [train.link_rate(rate) for rate in ("25gbit", "12500mbit", "2.5gbit", "1000kbit", "fast")] == [
+        *("25", "12.5", "2.5", "0", "0")
+    ]
 
 
 def test_plan_names_models_paths_and_the_first_command():
