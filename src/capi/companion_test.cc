@@ -91,7 +91,7 @@ TEST(LinkRate, IsDealtToRanksAndTheirCommunicators) {
     setenv("PACELINE_NODE_ID", rank < 2 ? "a" : "b", 1);
     setenv("PACELINE_WIRE", "tcp", 1);
     constexpr double kShare = 0.64e9 / 8 / 4;
-    constexpr size_t kBytes = 12U << 20;
+    constexpr size_t kBytes = 24U << 20;
     auto* comm = create(rank, 4, store, 20);
     MUST(comm != nullptr);
     paceline_comm* more = nullptr;

@@ -138,9 +138,10 @@ class Channel {
   /// When the next progress() has returned, no caller's buffer is touched any more.
   virtual void abort(const Status& why) = 0;
 
-  /// Sends to other ranks over a network at most so many bytes a second, evenly, headers included; 0: as it can.
-  /// Any thread. For channels that share a link: TCP gives connections behind a full queue what their windows happen to be
-  /// worth, one rank of a node is through early, and the others alone do not fill the link.
+  /// While more waits than leaves, sends to other ranks over a network at most so many bytes a second, evenly, headers
+  /// included; 0: as it can. Any thread. For channels that share a link: TCP gives connections behind a full queue what
+  /// their windows happen to be worth, one rank of a node is through early, and the others alone do not fill the link.
+  /// What is short goes as fast as ever.
   virtual void limit_rate(uint64_t /*bytes_per_second*/) {}
 
   [[nodiscard]] virtual Counters counters() const = 0;

@@ -21,6 +21,9 @@ constexpr int kEventsAtOnce = 64;
 constexpr std::size_t kSendBudget =
     4 * 1024 * 1024;  // per peer and progress(), then others are read
 
+// What is through earlier may use all of a link that others use too; at 25 Gb/s six megabytes.
+constexpr Time kSustained = 2 * kMillisecond;
+
 // How long the end of a peer or of the channel waits for lent memory to leave the sockets. A peer that
 // reads needs far less; one that does not has its connections reset.
 constexpr Time kRecallPatience = 10 * kMillisecond;
@@ -211,7 +214,6 @@ bool TcpChannelImpl::progress(Time now, Events& events) {
   Time beat = std::max<Time>(shared_.options.peer_timeout / 8, kMillisecond);
   if (now - shared_.now > 2 * beat) shared_.grace = now;
   shared_.now = now;
-  limit_flows();
   flush_dirty();
   epoll_event ready[kEventsAtOnce];
   int count = ::epoll_wait(epoll_.get(), ready, kEventsAtOnce, 0);
@@ -228,6 +230,7 @@ bool TcpChannelImpl::progress(Time now, Events& events) {
   }
   run_timers();
   flush_dirty();
+  limit_flows();
   graveyard_.clear();
   bool any = !shared_.events.empty();
   collect(events);
@@ -274,7 +277,14 @@ void TcpChannelImpl::flush(TcpPeer& peer) {
     }
   }
   feed_flows(peer);
+  note_backlog(peer);
   schedule(peer);
+}
+
+void TcpChannelImpl::note_backlog(TcpPeer& peer) {
+  const bool waits = peer.session->lost().is_ok() && peer.session->has_pieces();
+  if (waits != peer.is_waiting) waiting_ += waits ? 1 : -1;
+  peer.is_waiting = waits;
 }
 
 void TcpChannelImpl::feed_flows(TcpPeer& peer) {
@@ -300,8 +310,13 @@ void TcpChannelImpl::feed_flows(TcpPeer& peer) {
   if (any) mark(peer);
 }
 
+/// Only while more has been waiting than leaves, for some time: a short message must not be stretched to the time that it
+/// would take beside all others.
 void TcpChannelImpl::limit_flows() {
-  const uint64_t limit = flow_limit_;
+  if (waiting_ == 0) waits_since_ = kNever;
+  if (waiting_ > 0 && waits_since_ == kNever) waits_since_ = shared_.now;
+  const bool sustained = waiting_ > 0 && shared_.now - waits_since_ >= kSustained;
+  const uint64_t limit = sustained ? flow_limit_.load() : 0;
   if (limit == flows_limited_to_) return;
   flows_limited_to_ = limit;
   for (const auto& [rank, peer] : peers_) {
@@ -438,6 +453,7 @@ void TcpChannelImpl::lose(TcpPeer& peer, const Status& why, bool announce) {
   if (peer.dialing != nullptr) close(*std::exchange(peer.dialing, nullptr));
   peer.redial_at = kNever;
   peer.session->lose(why, announce);
+  note_backlog(peer);
 }
 
 void TcpChannelImpl::drop_peer(Rank rank, const Status& why) {

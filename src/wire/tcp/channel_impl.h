@@ -31,7 +31,8 @@ struct TcpPeer {
   int violations = 0;
   std::string last_error;  ///< of connecting, for messages
   bool dirty = false;
-  Time timer_at = kNever;  ///< earliest entry in the timer queue
+  bool is_waiting = false;  ///< pieces that its flows do not take yet
+  Time timer_at = kNever;   ///< earliest entry in the timer queue
 };
 
 class TcpChannelImpl final : public TcpChannel {
@@ -85,6 +86,7 @@ class TcpChannelImpl final : public TcpChannel {
   void flush_dirty();
   void flush(TcpPeer& peer);
   void feed_flows(TcpPeer& peer);
+  void note_backlog(TcpPeer& peer);
   void limit_flows();
   void run_timers();
   void schedule(TcpPeer& peer);
@@ -144,7 +146,9 @@ class TcpChannelImpl final : public TcpChannel {
   Time handshake_check_at_ = kNever;
   bool leaving_ = false;
   std::atomic<uint64_t> flow_limit_{0};  ///< bytes a second of a data connection; 0: none
-  uint64_t flows_limited_to_ = 0;        ///< those that are open
+  uint64_t flows_limited_to_ = 0;        ///< now
+  int waiting_ = 0;                      ///< peers with pieces that their flows do not take yet
+  Time waits_since_ = kNever;
 };
 
 }  // namespace paceline::wire
