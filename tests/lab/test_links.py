@@ -21,8 +21,7 @@ def test_calibration_is_within_five_percent_of_95_percent_of_the_line(tmp_path):
         if min(link["payload_bps"] for link in links) >= 0.95 * 0.95e8:
             break
     for link in links:
-        assert link["payload_bps"] <= 1.05 * 0.95e8, said
-        assert link["payload_bps"] >= 0.95 * 0.95e8 or "does not hold 100 Mb/s" in said, said
+        assert 0.95 * 0.95e8 <= link["payload_bps"] <= 1.05 * 0.95e8, said
         assert link["ahead_after_idle_bytes"] < 200e3, said  # 72 kB of burst, one batch, clocks
     assert "cubic" in said and "node1" in said
 
@@ -86,13 +85,9 @@ def test_one_flow_is_capped_and_several_fill_the_line():
     flags = ("--nodes", "2", "--rate", "400mbit", "--per-flow", "100mbit")
     for row in transfer(*flags, count=count):
         assert row["seconds"] >= count * 8 / 100e6 * 0.95
-    # Four flows together: well beyond one flow's cap (hashing may put two into one class).
-    most = 4 * count * 8 / 100e6 * 0.8
-    for _ in range(5):  # a machine that is busy for a moment makes a link look slower, never faster
-        seconds = max(row["seconds"] for row in transfer(*flags, count=count, flows=4))
-        if seconds < most:
-            break
-    assert seconds < most
+    for row in transfer(*flags, count=count, flows=4):
+        # Four flows together: well beyond one flow's cap (hashing may put two into one class).
+        assert row["seconds"] < 4 * count * 8 / 100e6 * 0.8
 
 
 def test_delay_is_added_one_way():
@@ -117,14 +112,7 @@ def test_delay_is_added_one_way():
     """
     from lab_tools import python
 
-    for _ in range(5):
-        done = run_lab("--quiet", "--delay", "5ms", "--rate", "100mbit", command=python(code))
-        if done.returncode != 0:  # on a machine without free cores it says so and runs nothing
-            assert "does not hold here" in done.stderr, done.stderr
-            continue
-        round_trip = float(done.stdout.split("] ")[1])
-        assert round_trip >= 0.010
-        if round_trip < 0.014:
-            break
-    else:
-        assert done.returncode != 0, f"{round_trip} s, and the lab has not said that the delay does not hold"
+    done = run_lab("--quiet", "--delay", "5ms", "--rate", "100mbit", command=python(code))
+    assert done.returncode == 0, done.stderr
+    round_trip = float(done.stdout.split("] ")[1])
+    assert 0.010 <= round_trip < 0.014
