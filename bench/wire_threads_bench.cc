@@ -5,8 +5,8 @@
 // The real pump, wires and plan of an exact all-reduce between nodes; this program plays the GPU, which has encoded every
 // piece at once. Both directions are busy, `--window` operations are under way. Numbers of threads take turns, medians
 // count. With --burst all ranks begin a window of operations together and wait for all of it, as a step's gradients do:
-// what a wire or a rank that got less of the link has left at the end shows. Gb/s are of gradients' encodings out of a node (and as many into it), headers not counted; cores are user and
-// system time of one rank over wall time.
+// what a wire or a rank that got less of the link has left at the end shows. Gb/s are of gradients' encodings out of a node
+// (and as many into it), headers not counted; cores are user and system time of one rank over wall time.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
