@@ -89,14 +89,23 @@ def names_of(script):
     return re.findall(r"^@check\ndef (\w+)", (HERE / script).read_text(), re.MULTILINE)
 
 
-class Suite:
-    """One launch of a file of checks, shared by the tests that look at its results."""
+#: The CUDA path over a simulated GPU, which simulated_gpu.py loads.
+SIMULATED = ROOT / "build" / "lib" / "simulated" / "libpaceline_cuda.so"
 
-    def __init__(self, script, ranks, **extra):
+
+class Suite:
+    """One launch of a file of checks, shared by the tests that look at its results.
+
+    needs: a file that the build makes.
+    """
+
+    def __init__(self, script, ranks, needs=None, **extra):
+        self._needs = needs
         self._make = lambda: Launch(script, ranks, **extra)
         self._done = None
 
     def result(self):
+        assert self._needs is None or self._needs.exists(), f"{self._needs} is not built: ./dev build"
         if self._done is None:
             self._done = self._make().end()
         return self._done

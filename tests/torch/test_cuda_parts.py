@@ -5,17 +5,15 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import ROOT, Suite, names_of
+from support import SIMULATED, Suite, names_of
 
 from paceline._torch import cuda_overlap
 
-SIMULATED = ROOT / "build" / "lib" / "simulated" / "libpaceline_cuda.so"
-suite = Suite("checks_cuda_parts.py", 2, timeout=150)
+suite = Suite("checks_cuda_parts.py", 2, needs=SIMULATED, timeout=150)
 
 
 @pytest.mark.parametrize("name", names_of("checks_cuda_parts.py"))
 def test_on_two_nodes(name):
-    assert SIMULATED.exists(), f"{SIMULATED} is not built: ./dev build"
     suite.expect(name)
 
 

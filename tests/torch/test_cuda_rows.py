@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import ROOT, Suite, names_of
+from support import SIMULATED, Suite, names_of
 from torch import nn
 
 from paceline import _state
@@ -12,13 +12,11 @@ from paceline import communicator as core
 from paceline._torch import buckets, rows
 from paceline.errors import InvalidArgumentError
 
-SIMULATED = ROOT / "build" / "lib" / "simulated" / "libpaceline_cuda.so"
-suite = Suite("checks_cuda_rows.py", 2, timeout=150)
+suite = Suite("checks_cuda_rows.py", 2, needs=SIMULATED, timeout=150)
 
 
 @pytest.mark.parametrize("name", names_of("checks_cuda_rows.py"))
 def test_on_two_nodes(name):
-    assert SIMULATED.exists(), f"{SIMULATED} is not built: ./dev build"
     suite.expect(name)
 
 
