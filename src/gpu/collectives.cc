@@ -189,7 +189,6 @@ Status Path::enqueue_moved_in(Job& job, size_t index) {
   const auto& plan = *o.plan;
   const auto& piece = plan.pieces[index];
   auto& lane = lanes_[static_cast<size_t>(piece.lane)];
-  ++lane.in_issued;  // the pump counts pieces that nobody sends here too
   const bool gathers = plan.request.kind == PathKind::kAllGather;
   if (!gathers && plan.sends(shape_.node)) {
     if (!launches_later())

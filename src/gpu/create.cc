@@ -212,7 +212,9 @@ Status Path::make_streams() {
       PACELINE_ASSIGN(lane.back, objects_.stream());
     }
     PACELINE_ASSIGN(lane.in_ready, objects_.event());
-    PACELINE_ASSIGN(lane.sum_out, objects_.event());
+    for (auto& e : std::span(lane.sums_out).first(shape_.nodes > 2 ? lane.sums_out.size() : 0)) {
+      PACELINE_ASSIGN(e, objects_.event());
+    }
     PACELINE_ASSIGN(lane.done, objects_.event());
   }
   PACELINE_ASSIGN(all_out_, objects_.event());

@@ -25,7 +25,12 @@ Status Path::enqueue(Job& job, cu::Stream caller) {
 
 Status Path::enqueue_way_in(Job& job) {
   const auto& plan = *job.operation->plan;
-  for (auto& lane : lanes_) job.back_waited.push_back(lane.back_issued);
+  if (plan.hops == 2 && launches_later()) {
+    PACELINE_RETURN_IF_ERROR(launcher_->run_early(job.sequence));
+    for (size_t i = 0; i < plan.pieces.size(); ++i)
+      PACELINE_RETURN_IF_ERROR(enqueue_back(job, i));
+    return enqueue_end(job);
+  }
   // Flags are waited for in the order in which they will be set, more or less: sums come back as later pieces come in.
   const size_t ahead = plan.hops == 2 ? lanes_.size() : 0;
   for (size_t i = 0; i < plan.pieces.size() + ahead; ++i) {
@@ -54,7 +59,14 @@ Status Path::await_piece(const Job& job, size_t index, Lane& lane) {
   const auto& piece = job.operation->plan->pieces[index];
   if (launches_later())
     PACELINE_RETURN_IF_ERROR(await(lane.in, flags_.out(), job.out_flags[index]));
-  return await(lane.in, flags_.in(piece.lane), lane.in_issued, job.copied[index]);
+  return await(lane.in, flags_.in(piece.lane), job.in_flags[index], job.copied[index]);
+}
+
+/// Whether await_piece() would return at once.
+bool Path::has_come(const Job& job, size_t index) const {
+  const auto& piece = job.operation->plan->pieces[index];
+  return reached(Flags::load(flags_.out()), job.out_flags[index]) &&
+         reached(Flags::load(flags_.in(piece.lane)), job.in_flags[index]);
 }
 
 Status Path::await_on_device(cu::Stream stream, const uint32_t* flag, uint32_t value,
@@ -312,7 +324,6 @@ Status Path::enqueue_in(Job& job, size_t index) {
   const auto& plan = *o.plan;
   const auto& piece = plan.pieces[index];
   auto& lane = lanes_[static_cast<size_t>(piece.lane)];
-  ++lane.in_issued;
   PACELINE_RETURN_IF_ERROR(await_piece(job, index, lane));
   const Span part = plan.part(piece, shape_.node);
   if (plan.by_rows()) {
@@ -355,11 +366,10 @@ Status Path::enqueue_sum(Job& job, size_t index) {
     PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, o.host + own, lane.sum_slot,
                        plan.part_bytes(piece, shape_.node), lane.in);
   }
-  ++lane.back_issued;
+  const uint32_t flag = job.back_flags[index];
   PACELINE_CUDA_CALL(api_, stream_write_value32, lane.in, Flags::address(flags_.sums(piece.lane)),
-                     lane.back_issued, 0);
-  PACELINE_CUDA_CALL(api_, event_record, lane.sum_out, lane.in);
-  PACELINE_CUDA_CALL(api_, stream_wait_event, lane.back, lane.sum_out, 0);
+                     flag, 0);
+  PACELINE_CUDA_CALL(api_, event_record, lane.sums_out[flag % lane.sums_out.size()], lane.in);
   return Status::ok();
 }
 
@@ -368,8 +378,11 @@ Status Path::enqueue_back(Job& job, size_t index) {
   const auto& plan = *o.plan;
   const auto& piece = plan.pieces[index];
   auto& lane = lanes_[static_cast<size_t>(piece.lane)];
-  PACELINE_RETURN_IF_ERROR(await(lane.back, flags_.back(piece.lane),
-                                 ++job.back_waited[static_cast<size_t>(piece.lane)]));
+  const uint32_t flag = job.back_flags[index];
+  // This rank's own sum. (Where later pieces have used the event again, theirs too: they never wait for this one.)
+  PACELINE_CUDA_CALL(api_, stream_wait_event, lane.back,
+                     lane.sums_out[flag % lane.sums_out.size()], 0);
+  PACELINE_RETURN_IF_ERROR(await(lane.back, flags_.back(piece.lane), flag));
   PACELINE_CUDA_CALL(api_, memcpy_htod_async, lane.back_slots, o.host + piece.back_offset,
                      static_cast<uint64_t>(shape_.nodes) * piece.slot_bytes, lane.back);
   for (int n = 0; n < shape_.nodes; ++n) {

@@ -22,10 +22,37 @@ Launcher::Launcher(Options options) : options_(std::move(options)) {
   thread_ = std::thread([this] { work(); });
 }
 
-void Launcher::push(uint64_t sequence, std::function<Status()> steps) {
+void Launcher::push(uint64_t sequence, std::function<Status()> steps, std::vector<Early> early) {
   const std::lock_guard lock(mutex_);
   steps_.emplace_back(sequence, std::move(steps));
+  std::move(early.begin(), early.end(), std::back_inserter(early_));
+  early_left_ += early.size();
   turn_.notify_one();
+}
+
+/// The first of what is early, if it is ready; false: there is none.
+Result<bool> Launcher::run_ready() {
+  if (early_left_ == 0) return false;
+  std::unique_lock lock(mutex_);
+  if (!early_.front().ready()) return false;
+  const auto next = std::move(early_.front());
+  early_.pop_front();
+  --early_left_;
+  lock.unlock();
+  PACELINE_RETURN_IF_ERROR(next.step());
+  return true;
+}
+
+Status Launcher::run_early(uint64_t sequence) {
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    if (early_.empty() || early_.front().sequence > sequence) return Status::ok();
+    const auto next = std::move(early_.front());
+    early_.pop_front();
+    --early_left_;
+    lock.unlock();
+    PACELINE_RETURN_IF_ERROR(next.step());
+  }
 }
 
 Result<bool> Launcher::wait_for(const uint32_t* flag, uint32_t value) {
@@ -35,6 +62,8 @@ Result<bool> Launcher::wait_for(const uint32_t* flag, uint32_t value) {
     if (halted_.load(std::memory_order_acquire))
       return Status(Code::kAborted, "the path for CUDA tensors has ended");
     if (ahead_through_.load(std::memory_order_acquire) >= current_) return false;
+    PACELINE_ASSIGN(const bool ran, run_ready());
+    if (ran) continue;
     const Time waited = now() - since;
     if (waited < kSpin) continue;
     const timespec nap{0, waited < kLongAfter ? kShortNapNs : kLongNapNs};

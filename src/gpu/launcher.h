@@ -17,6 +17,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "base/status.h"
 
@@ -33,8 +34,18 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
   ~Launcher() { stop(); }
 
-  /// `steps` runs after all that were pushed before. `sequence` grows.
-  void push(uint64_t sequence, std::function<Status()> steps);
+  /// What need not wait for its turn.
+  struct Early {
+    uint64_t sequence = 0;
+    std::function<bool()> ready;
+    std::function<Status()> step;
+  };
+
+  /// `steps` runs after all that were pushed before; `sequence` grows. What is `early` runs in its order too, while the
+  /// thread waits for something else, once it is ready; at the latest where `steps` say run_early().
+  void push(uint64_t sequence, std::function<Status()> steps, std::vector<Early> early = {});
+  /// For steps: what is early and not over, up to operation `sequence`. It waits for itself.
+  Status run_early(uint64_t sequence);
   /// For steps: waits until `flag` has reached `value`. False: somebody wants to join; a stream has to wait for it.
   /// kAborted once halt() was called.
   Result<bool> wait_for(const uint32_t* flag, uint32_t value);
@@ -54,12 +65,15 @@ class Launcher {
 
  private:
   void work();
+  Result<bool> run_ready();
 
   Options options_;
   std::mutex mutex_;
   std::condition_variable turn_;      ///< for the thread
   std::condition_variable progress_;  ///< for wait_launched()
   std::deque<std::pair<uint64_t, std::function<Status()>>> steps_;
+  std::deque<Early> early_;
+  std::atomic<size_t> early_left_{0};
   bool stopping_ = false, running_ = false;
   std::atomic<bool> halted_{false};
   std::atomic<uint64_t> launched_{0};

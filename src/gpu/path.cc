@@ -281,7 +281,18 @@ Path::Job Path::make_job(const std::shared_ptr<const PathPlan>& plan, const std:
   job.copied.resize(plan->pieces.size());
   job.out_flags.resize(plan->pieces.size(), out_issued_);
   job.report = reports_ + (o->sequence % ends_.size()) * sizeof(uint32_t);
+  number_pieces(job);
   return job;
+}
+
+/// The pump sets a lane's flags in the order of submission, for pieces too that nobody sends here.
+void Path::number_pieces(Job& job) {
+  const auto& plan = *job.operation->plan;
+  for (const auto& piece : plan.pieces) {
+    auto& lane = lanes_[static_cast<size_t>(piece.lane)];
+    job.in_flags.push_back(++lane.in_numbered);
+    if (plan.hops == 2) job.back_flags.push_back(++lane.back_numbered);
+  }
 }
 
 Result<uint64_t> Path::launch(Job& job, cu::Stream caller) {
@@ -310,14 +321,29 @@ void Path::launch_later(const Job& job) {
   if (job.sum_residuals) held->segments = *job.segments;
   held->job.collective = job.collective == nullptr ? nullptr : &held->collective;
   held->job.segments = &held->segments;
-  launcher_->push(job.sequence, [this, held]() -> Status {
-    auto status = enqueue_way_in(held->job);
-    auto& o = *held->job.operation;
-    if (status) pump_->launched(o);
+  const auto named = [](const Operation& o, const Status& status) -> Status {
     if (status || status.code() == Code::kAborted) return status;
     return {status.code(),
             fmt::format("{} '{}': {}", kind_name(o.plan->request.kind), o.name, status.message())};
-  });
+  };
+  // Sums are made as their parts come: those of later operations must not stand behind what still comes back of this one.
+  std::vector<Launcher::Early> sums;
+  const auto& plan = *job.operation->plan;
+  for (size_t i = 0; plan.hops == 2 && i < plan.pieces.size(); ++i) {
+    sums.push_back({job.sequence, [this, held, i] { return has_come(held->job, i); },
+                    [this, held, i, named] {
+                      return named(*held->job.operation, enqueue_in(held->job, i));
+                    }});
+  }
+  launcher_->push(
+      job.sequence,
+      [this, held, named] {
+        auto& o = *held->job.operation;
+        auto status = enqueue_way_in(held->job);
+        if (status) pump_->launched(o);
+        return named(o, status);
+      },
+      std::move(sums));
 }
 
 /// Until the launcher is through with what has arrived, which books of the sums' residuals it keeps.

@@ -157,9 +157,10 @@ class Path {
   /// Streams, memory and events of a lane.
   struct Lane {
     cu::Stream in = nullptr, back = nullptr;
-    cu::Event in_ready = nullptr, sum_out = nullptr, done = nullptr;
+    cu::Event in_ready = nullptr, done = nullptr;
+    std::array<cu::Event, 16> sums_out{};  ///< ring by the sums flag's value: a sum is in pinned memory
     cu::DevicePtr in_slots = 0, back_slots = 0, sum_slot = 0, state = 0;
-    uint32_t in_issued = 0, back_issued = 0;  ///< flag values that waits were enqueued for
+    uint32_t in_numbered = 0, back_numbered = 0;  ///< flag values of the last piece that was submitted
   };
   struct OutSlot {
     cu::DevicePtr memory = 0;
@@ -190,7 +191,7 @@ class Path {
     std::vector<uint32_t> out_flags;
     uint32_t out_after = 0;
     cu::Event all_out = nullptr;  ///< not ahead: the way out has no flag; the gather stream waits
-    std::vector<uint32_t> back_waited;  ///< [lanes] flag values before this operation
+    std::vector<uint32_t> in_flags, back_flags;  ///< [pieces] the lane's flags' values when it has come
     cu::DevicePtr report = 0;
   };
 
@@ -218,6 +219,7 @@ class Path {
   // enqueue.cc
   Status enqueue(Job& job, cu::Stream caller);
   Status enqueue_way_in(Job& job);
+  [[nodiscard]] bool has_come(const Job& job, size_t index) const;
   Status await(cu::Stream stream, const uint32_t* flag, uint32_t value, cu::Event after = nullptr);
   Status await_on_device(cu::Stream stream, const uint32_t* flag, uint32_t value,
                          cu::Event after = nullptr);
@@ -272,6 +274,7 @@ class Path {
   Result<uint64_t> count_that_fits(PathRequest request);
   Job make_job(const std::shared_ptr<const PathPlan>& plan, const std::string& name);
   Result<uint64_t> launch(Job& job, cu::Stream caller);
+  void number_pieces(Job& job);
   void launch_later(const Job& job);
   Status wait_finished() const;
   [[nodiscard]] bool launches_later() const { return launcher_ != nullptr; }

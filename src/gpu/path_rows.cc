@@ -63,8 +63,7 @@ Status Path::enqueue_rows_in(const Job& job, size_t index, const Lane& lane) {
   const auto& o = *job.operation;
   const auto& piece = o.plan->pieces[index];
   const auto format = o.plan->row_format(piece);
-  const bool there = launches_later() && reached(Flags::load(flags_.out()), job.out_flags[index]) &&
-                     reached(Flags::load(flags_.in(piece.lane)), lane.in_issued);
+  const bool there = launches_later() && has_come(job, index);
   const auto bytes_of = [&](const std::byte* encoding) {
     uint32_t count = 0;
     std::memcpy(&count, encoding, sizeof count);
