@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/interlude.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "bootstrap/topology.h"
@@ -102,21 +103,13 @@ struct Statistics {
   uint64_t residual_bytes = 0;
 };
 
-/// Told when the engine begins and ends a computation on buffers that takes long (encoding a bucket: a millisecond).
-/// In between, from other threads and one at a time, submit(), send(), receive(), outcome() and forget() may be called,
-/// nothing else: whoever submits need not wait for what is being computed.
-class Interlude {
- public:
-  virtual ~Interlude() = default;
-  virtual void begin() = 0;
-  virtual void end() = 0;
-};
-
 class Engine {
  public:
   virtual ~Engine() = default;
 
-  /// Must outlive the engine; nullptr: none.
+  /// Told when a computation on buffers (encoding a bucket: a millisecond) or the channel's copying to and from sockets
+  /// begins and ends. In between, from other threads and one at a time, submit(), send(), receive(), outcome() and forget()
+  /// may be called, nothing else: whoever submits waits for neither. Must outlive the engine; nullptr: none.
   virtual void set_interlude(Interlude* interlude) = 0;
   virtual Result<OpId> submit(const Operation& operation, Time now) = 0;
   virtual Result<OpId> send(const Transfer& transfer, Time now) = 0;

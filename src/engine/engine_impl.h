@@ -79,7 +79,10 @@ class EngineImpl final : public Engine {
   EngineImpl(const EngineOptions& options, const bootstrap::Topology& topology,
              wire::Channel& channel);
 
-  void set_interlude(Interlude* interlude) override { interlude_.outer = interlude; }
+  void set_interlude(Interlude* interlude) override {
+    interlude_.outer = interlude;
+    channel_.set_interlude(interlude == nullptr ? nullptr : &interlude_);
+  }
   Result<OpId> submit(const Operation& operation, Time now) override;
   Result<OpId> send(const Transfer& transfer, Time now) override;
   Result<OpId> receive(const Transfer& transfer, Time now) override;

@@ -36,23 +36,6 @@ std::span<float> floats(std::byte* p, uint64_t bytes) {
   return {reinterpret_cast<float*>(p), bytes / sizeof(float)};
 }
 
-/// An interlude for as long as it lives, where so many bytes are worth one.
-class Open {
- public:
-  Open(Interlude& interlude, uint64_t bytes) : interlude_(bytes >= kWorth ? &interlude : nullptr) {
-    if (interlude_ != nullptr) interlude_->begin();
-  }
-  Open(const Open&) = delete;
-  Open& operator=(const Open&) = delete;
-  ~Open() {
-    if (interlude_ != nullptr) interlude_->end();
-  }
-
- private:
-  static constexpr uint64_t kWorth = 64 * 1024;
-  Interlude* interlude_;
-};
-
 }  // namespace
 
 Executor::Executor(std::shared_ptr<PreparedPlan> plan) : plan_(std::move(plan)) {
@@ -234,7 +217,7 @@ uint64_t Executor::run_slice(uint32_t step, uint64_t budget, bool& finished, Int
   const uint64_t n =
       std::min(total - slice_done_, std::max(kSliceAlign, budget / kSliceAlign * kSliceAlign));
   {
-    const Open open(interlude, n);
+    const OpenFor open(&interlude, n);
     run_dense(s, slice_done_, n);
   }
   slice_done_ += n;
@@ -251,7 +234,7 @@ uint64_t Executor::run_sparse(const Step& s, uint32_t step, Interlude& interlude
       s.bytes_from == plan::kNoStep ? s.src.bytes : std::min(s.src.bytes, lengths_[s.bytes_from]);
   Status status;
   {
-    const Open open(interlude, s.dst.bytes);
+    const OpenFor open(&interlude, s.dst.bytes);
     status = codec::decode_add_topk({at(s.src), bytes}, floats(at(s.dst), s.dst.bytes),
                                     static_cast<float>(1.0 / s.divisor));
   }
@@ -301,7 +284,7 @@ void Executor::encode(const Step& s, uint32_t step, Interlude& interlude) {
   if (!runs) return fail(runs.status());
   const auto& spec = plan_->plan.request.codec;
   std::byte* src = at(s.src);
-  const Open open(interlude, s.src.bytes);
+  const OpenFor open(&interlude, s.src.bytes);
   auto encoded = s.clears
                      ? codec::encode_topk_clearing(spec, floats(src, s.src.bytes), *runs, at(s.dst))
                      : codec::encode_topk(spec, floats(src, s.src.bytes), *runs, at(s.dst));

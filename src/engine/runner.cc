@@ -325,7 +325,7 @@ Result<Outcome> Runner::run(const Operation& operation) {
 }
 
 bool Runner::test(OpId id) {
-  Lock lock(mutex_);
+  Lock lock = enter();
   return live_.count(id) == 0 || engine_.outcome(id) != nullptr;
 }
 
@@ -346,7 +346,7 @@ Result<Outcome> Runner::wait(OpId id, Time timeout) {
 }
 
 Status Runner::watch(OpId id) {
-  Lock lock(mutex_);
+  Lock lock = enter();
   if (live_.count(id) == 0)
     return {Code::kInvalidArgument, "no such operation: it was released already"};
   if (engine_.outcome(id) != nullptr) {
@@ -359,7 +359,7 @@ Status Runner::watch(OpId id) {
 }
 
 bool Runner::wait_any(Time timeout, std::size_t capacity, std::vector<Ended>& out) {
-  Lock lock(mutex_);
+  Lock lock = enter();
   const Time until = timeout < 0 ? kNever : after(now(), timeout);
   while (ended_watched_.empty()) {
     if (closing_) return false;

@@ -211,11 +211,11 @@ Status Path::make_streams() {
     if (shape_.nodes > 2) {
       PACELINE_ASSIGN(lane.back, objects_.stream());
     }
-    PACELINE_ASSIGN(lane.in_ready, objects_.event());
     for (auto& e : std::span(lane.sums_out).first(shape_.nodes > 2 ? lane.sums_out.size() : 0)) {
       PACELINE_ASSIGN(e, objects_.event());
     }
-    PACELINE_ASSIGN(lane.done, objects_.event());
+    PACELINE_ASSIGN(lane.in_done, objects_.event());
+    PACELINE_ASSIGN(lane.back_done, objects_.event());
   }
   PACELINE_ASSIGN(all_out_, objects_.event());
   PACELINE_ASSIGN(all_copied_, objects_.event());

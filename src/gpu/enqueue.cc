@@ -27,8 +27,7 @@ Status Path::enqueue_way_in(Job& job) {
   const auto& plan = *job.operation->plan;
   if (plan.hops == 2 && launches_later()) {
     PACELINE_RETURN_IF_ERROR(launcher_->run_early(job.sequence));
-    for (size_t i = 0; i < plan.pieces.size(); ++i)
-      PACELINE_RETURN_IF_ERROR(enqueue_back(job, i));
+    for (size_t i = 0; i < plan.pieces.size(); ++i) PACELINE_RETURN_IF_ERROR(enqueue_back(job, i));
     return enqueue_end(job);
   }
   // Flags are waited for in the order in which they will be set, more or less: sums come back as later pieces come in.
@@ -56,10 +55,26 @@ Status Path::await(cu::Stream stream, const uint32_t* flag, uint32_t value, cu::
 /// order between the copy out and what the other nodes send; CUDA is told of it too. (An event that a later piece has used
 /// again, in very long operations, only waits for more of the way out, which never waits for the way in.)
 Status Path::await_piece(const Job& job, size_t index, Lane& lane) {
-  const auto& piece = job.operation->plan->pieces[index];
+  const auto& plan = *job.operation->plan;
+  const auto& piece = plan.pieces[index];
+  if (launches_later() && plan.hops == 2) return await_part(job, index, lane);
   if (launches_later())
     PACELINE_RETURN_IF_ERROR(await(lane.in, flags_.out(), job.out_flags[index]));
   return await(lane.in, flags_.in(piece.lane), job.in_flags[index], job.copied[index]);
+}
+
+/// The same of what may stand before pieces of other operations: the lane's stream waits itself, not the watch stream, where
+/// it would hold up theirs.
+Status Path::await_part(const Job& job, size_t index, Lane& lane) {
+  const auto& piece = job.operation->plan->pieces[index];
+  for (const auto& [flag, value] : {std::pair{flags_.out(), job.out_flags[index]},
+                                    std::pair{flags_.in(piece.lane), job.in_flags[index]}}) {
+    PACELINE_ASSIGN(const bool there, launcher_->wait_for(flag, value));
+    if (!there)
+      PACELINE_CUDA_CALL(api_, stream_wait_value32, lane.in, Flags::address(flag), value,
+                         cu::kWaitValueGeq);
+  }
+  return Status::ok();
 }
 
 /// Whether await_piece() would return at once.
@@ -380,8 +395,8 @@ Status Path::enqueue_back(Job& job, size_t index) {
   auto& lane = lanes_[static_cast<size_t>(piece.lane)];
   const uint32_t flag = job.back_flags[index];
   // This rank's own sum. (Where later pieces have used the event again, theirs too: they never wait for this one.)
-  PACELINE_CUDA_CALL(api_, stream_wait_event, lane.back,
-                     lane.sums_out[flag % lane.sums_out.size()], 0);
+  PACELINE_CUDA_CALL(api_, stream_wait_event, lane.back, lane.sums_out[flag % lane.sums_out.size()],
+                     0);
   PACELINE_RETURN_IF_ERROR(await(lane.back, flags_.back(piece.lane), flag));
   PACELINE_CUDA_CALL(api_, memcpy_htod_async, lane.back_slots, o.host + piece.back_offset,
                      static_cast<uint64_t>(shape_.nodes) * piece.slot_bytes, lane.back);
@@ -405,8 +420,10 @@ Status Path::enqueue_end(Job& job) {
   // The gradient must not be gathered over before it is encoded, where this rank has no piece of its own.
   if (launches_later()) PACELINE_RETURN_IF_ERROR(await(gather_, flags_.out(), job.out_after));
   for (auto& lane : std::span(lanes_).first(o.plan->lanes_used())) {
-    PACELINE_CUDA_CALL(api_, event_record, lane.done, o.plan->hops == 2 ? lane.back : lane.in);
-    PACELINE_CUDA_CALL(api_, stream_wait_event, gather_, lane.done, 0);
+    const bool back = o.plan->hops == 2;
+    const auto done = back ? lane.back_done : lane.in_done;
+    PACELINE_CUDA_CALL(api_, event_record, done, back ? lane.back : lane.in);
+    PACELINE_CUDA_CALL(api_, stream_wait_event, gather_, done, 0);
   }
   PACELINE_CUDA_CALL(api_, stream_write_value32, gather_, Flags::address(flags_.done()),
                      static_cast<uint32_t>(o.sequence), 0);

@@ -30,28 +30,43 @@ void Launcher::push(uint64_t sequence, std::function<Status()> steps, std::vecto
   turn_.notify_one();
 }
 
-/// The first of what is early, if it is ready; false: there is none.
-Result<bool> Launcher::run_ready() {
-  if (early_left_ == 0) return false;
-  std::unique_lock lock(mutex_);
-  if (!early_.front().ready()) return false;
+/// The first of what is early, and nothing else meanwhile: it may have to wait.
+Status Launcher::run_first(std::unique_lock<std::mutex>& lock) {
   const auto next = std::move(early_.front());
   early_.pop_front();
   --early_left_;
   lock.unlock();
-  PACELINE_RETURN_IF_ERROR(next.step());
+  early_runs_ = true;
+  auto status = next.step();
+  early_runs_ = false;
+  return status;
+}
+
+/// False: nothing is ready.
+Result<bool> Launcher::run_ready() {
+  if (early_left_ == 0 || early_runs_) return false;
+  std::unique_lock lock(mutex_);
+  if (!early_.front().ready()) return false;
+  PACELINE_RETURN_IF_ERROR(run_first(lock));
   return true;
+}
+
+/// What may wait on its stream: what waits there for memory must not stand before what that memory waits for.
+Status Launcher::run_ahead() {
+  while (early_left_ > 0 && !early_runs_) {
+    std::unique_lock lock(mutex_);
+    const auto& first = early_.front();
+    if (first.sequence > ahead_through_ || first.after > launched_) break;
+    PACELINE_RETURN_IF_ERROR(run_first(lock));
+  }
+  return Status::ok();
 }
 
 Status Launcher::run_early(uint64_t sequence) {
   for (;;) {
     std::unique_lock lock(mutex_);
     if (early_.empty() || early_.front().sequence > sequence) return Status::ok();
-    const auto next = std::move(early_.front());
-    early_.pop_front();
-    --early_left_;
-    lock.unlock();
-    PACELINE_RETURN_IF_ERROR(next.step());
+    PACELINE_RETURN_IF_ERROR(run_first(lock));
   }
 }
 
@@ -61,7 +76,10 @@ Result<bool> Launcher::wait_for(const uint32_t* flag, uint32_t value) {
   while (!reached(Flags::load(flag), value)) {
     if (halted_.load(std::memory_order_acquire))
       return Status(Code::kAborted, "the path for CUDA tensors has ended");
-    if (ahead_through_.load(std::memory_order_acquire) >= current_) return false;
+    if (ahead_through_.load(std::memory_order_acquire) >= current_) {
+      PACELINE_RETURN_IF_ERROR(run_ahead());
+      return false;
+    }
     PACELINE_ASSIGN(const bool ran, run_ready());
     if (ran) continue;
     const Time waited = now() - since;

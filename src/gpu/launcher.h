@@ -37,12 +37,14 @@ class Launcher {
   /// What need not wait for its turn.
   struct Early {
     uint64_t sequence = 0;
+    uint64_t after = 0;  ///< ahead: not before this operation's steps are over
     std::function<bool()> ready;
     std::function<Status()> step;
   };
 
   /// `steps` runs after all that were pushed before; `sequence` grows. What is `early` runs in its order too, while the
-  /// thread waits for something else, once it is ready; at the latest where `steps` say run_early().
+  /// thread waits for something else, once it is ready or a stream may wait for it; at the latest where `steps` say
+  /// run_early().
   void push(uint64_t sequence, std::function<Status()> steps, std::vector<Early> early = {});
   /// For steps: what is early and not over, up to operation `sequence`. It waits for itself.
   Status run_early(uint64_t sequence);
@@ -66,6 +68,8 @@ class Launcher {
  private:
   void work();
   Result<bool> run_ready();
+  Status run_ahead();
+  Status run_first(std::unique_lock<std::mutex>& lock);
 
   Options options_;
   std::mutex mutex_;
@@ -79,6 +83,7 @@ class Launcher {
   std::atomic<uint64_t> launched_{0};
   std::atomic<uint64_t> ahead_through_{0};  ///< whose waits are the streams'
   uint64_t current_ = 0;                    ///< the thread's: the operation whose steps run
+  bool early_runs_ = false;                 ///< the thread's
   std::thread thread_;
 };
 

@@ -330,10 +330,9 @@ void Path::launch_later(const Job& job) {
   std::vector<Launcher::Early> sums;
   const auto& plan = *job.operation->plan;
   for (size_t i = 0; plan.hops == 2 && i < plan.pieces.size(); ++i) {
-    sums.push_back({job.sequence, [this, held, i] { return has_come(held->job, i); },
-                    [this, held, i, named] {
-                      return named(*held->job.operation, enqueue_in(held->job, i));
-                    }});
+    sums.push_back(
+        {job.sequence, job.operation->tenant, [this, held, i] { return has_come(held->job, i); },
+         [this, held, i, named] { return named(*held->job.operation, enqueue_in(held->job, i)); }});
   }
   launcher_->push(
       job.sequence,

@@ -157,10 +157,13 @@ class Path {
   /// Streams, memory and events of a lane.
   struct Lane {
     cu::Stream in = nullptr, back = nullptr;
-    cu::Event in_ready = nullptr, done = nullptr;
-    std::array<cu::Event, 16> sums_out{};  ///< ring by the sums flag's value: a sum is in pinned memory
+    // Each is recorded on one stream only: an event may count as passed once a later record of it is, on whatever stream.
+    cu::Event in_done = nullptr, back_done = nullptr;
+    std::array<cu::Event, 16>
+        sums_out{};  ///< ring by the sums flag's value: a sum is in pinned memory
     cu::DevicePtr in_slots = 0, back_slots = 0, sum_slot = 0, state = 0;
-    uint32_t in_numbered = 0, back_numbered = 0;  ///< flag values of the last piece that was submitted
+    uint32_t in_numbered = 0,
+             back_numbered = 0;  ///< flag values of the last piece that was submitted
   };
   struct OutSlot {
     cu::DevicePtr memory = 0;
@@ -191,7 +194,8 @@ class Path {
     std::vector<uint32_t> out_flags;
     uint32_t out_after = 0;
     cu::Event all_out = nullptr;  ///< not ahead: the way out has no flag; the gather stream waits
-    std::vector<uint32_t> in_flags, back_flags;  ///< [pieces] the lane's flags' values when it has come
+    std::vector<uint32_t> in_flags,
+        back_flags;  ///< [pieces] the lane's flags' values when it has come
     cu::DevicePtr report = 0;
   };
 
@@ -224,6 +228,7 @@ class Path {
   Status await_on_device(cu::Stream stream, const uint32_t* flag, uint32_t value,
                          cu::Event after = nullptr);
   Status await_piece(const Job& job, size_t index, Lane& lane);
+  Status await_part(const Job& job, size_t index, Lane& lane);
   Status enqueue_out(Job& job);
   Status enqueue_piece_out(Job& job, size_t index);
   Status enqueue_report(Job& job);

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/interlude.h"
 #include "base/status.h"
 #include "base/types.h"
 
@@ -118,6 +119,10 @@ class Channel {
   virtual void post_note(Rank peer, std::span<const std::byte> bytes) = 0;
   /// True while a note for a peer that is not lost waits in this process: it would end with it.
   [[nodiscard]] virtual bool notes_waiting() const { return false; }
+
+  /// Told, within progress(), when a long copy to or from a socket begins and ends. In between send() and receive() may
+  /// be called, from other threads and one at a time, nothing else. nullptr: nobody.
+  virtual void set_interlude(Interlude* /*interlude*/) {}
 
   /// Moves what can be moved now and appends what happened. Returns true when anything did.
   virtual bool progress(Time now, Events& events) = 0;

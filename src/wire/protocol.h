@@ -62,6 +62,7 @@ struct Shared {
   Time now = 0;    ///< of the current, or the last, progress()
   Time grace = 0;  ///< silence before this time counts for nothing (this process itself was asleep)
   Status aborted;  ///< not ok after abort()
+  Interlude* interlude = nullptr;  ///< around long copies
 };
 
 /// Where the payload of a piece belongs.

@@ -40,6 +40,10 @@ class Router final : public Channel {
   void wake() override;
   void drop_peer(Rank peer, const Status& why) override;
   void abort(const Status& why) override;
+  void set_interlude(Interlude* interlude) override {
+    if (near_) near_->set_interlude(interlude);
+    if (far_) far_->set_interlude(interlude);
+  }
   void limit_rate(uint64_t bytes_per_second) override {
     if (far_) far_->limit_rate(bytes_per_second);
   }

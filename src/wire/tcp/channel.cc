@@ -18,11 +18,17 @@ namespace paceline::wire {
 namespace {
 
 constexpr int kEventsAtOnce = 64;
-constexpr std::size_t kSendBudget =
-    4 * 1024 * 1024;  // per peer and progress(), then others are read
+// Per peer and progress(), then others are read; and of all that comes, before what has ended is handed out.
+constexpr std::size_t kSendBudget = 1024 * 1024;
+constexpr uint64_t kReceiveBudget = 2 * 1024 * 1024;
 
-// What is through earlier may use all of a link that others use too; at 25 Gb/s six megabytes.
-constexpr Time kSustained = 2 * kMillisecond;
+// What is through earlier may use all of a link that others use too; at 25 Gb/s one and a half megabytes.
+constexpr Time kSustained = kMillisecond / 2;
+constexpr Time kCountEvery = kMillisecond / 4;
+// For how long a peer counts whose flows have taken all there was.
+constexpr Time kLately = 2 * kMillisecond;
+// Of several peers now the one has more to get, now the other.
+constexpr double kUneven = 1.5;
 
 // How long the end of a peer or of the channel waits for lent memory to leave the sockets. A peer that
 // reads needs far less; one that does not has its connections reset.
@@ -217,6 +223,7 @@ bool TcpChannelImpl::progress(Time now, Events& events) {
   flush_dirty();
   epoll_event ready[kEventsAtOnce];
   int count = ::epoll_wait(epoll_.get(), ready, kEventsAtOnce, 0);
+  const uint64_t enough = shared_.counters.wire_received + kReceiveBudget;
   for (int i = 0; i < count; ++i) {
     void* who = ready[i].data.ptr;
     if (who == &waker_) {
@@ -225,6 +232,8 @@ bool TcpChannelImpl::progress(Time now, Events& events) {
     } else if (who == &listener_) {
       accept_some();
     } else if (auto* c = static_cast<Connection*>(who); c->is_open()) {
+      // What is left in a socket is reported again.
+      if (c->role == Connection::Role::kDataIn && shared_.counters.wire_received > enough) continue;
       handle_event(*c, ready[i].events);
     }
   }
@@ -284,6 +293,7 @@ void TcpChannelImpl::flush(TcpPeer& peer) {
 void TcpChannelImpl::note_backlog(TcpPeer& peer) {
   const bool waits = peer.session->lost().is_ok() && peer.session->has_pieces();
   if (waits != peer.is_waiting) waiting_ += waits ? 1 : -1;
+  if (waits || peer.is_waiting) peer.waited_at = shared_.now;
   peer.is_waiting = waits;
 }
 
@@ -298,7 +308,7 @@ void TcpChannelImpl::feed_flows(TcpPeer& peer) {
       Connection* c = peer.out[i];
       if (c == nullptr || c->role != Connection::Role::kDataOut || !c->is_writable) continue;
       if (!c->has_piece && !peer.session->has_pieces()) continue;
-      IoResult r = pump_piece(*c, *peer.session, lends ? &lender_ : nullptr, shared_.counters);
+      IoResult r = pump_piece(*c, *peer.session, lends ? &lender_ : nullptr, shared_);
       if (r.end == IoEnd::kBroken) {
         broken(*c, r);
       } else if (r.end == IoEnd::kBudget) {
@@ -310,13 +320,26 @@ void TcpChannelImpl::feed_flows(TcpPeer& peer) {
   if (any) mark(peer);
 }
 
+/// How many peers the limit is dealt to: those with more than leaves, now or lately, for that changes by the message.
+void TcpChannelImpl::count_waiting() {
+  if (shared_.now - counted_at_ < kCountEvery) return;
+  counted_at_ = shared_.now;
+  sharing_ = 0;
+  for (const auto& [rank, peer] : peers_)
+    sharing_ += peer->is_waiting || shared_.now - peer->waited_at < kLately ? 1 : 0;
+}
+
 /// Only while more has been waiting than leaves, for some time: a short message must not be stretched to the time that it
 /// would take beside all others.
 void TcpChannelImpl::limit_flows() {
   if (waiting_ == 0) waits_since_ = kNever;
   if (waiting_ > 0 && waits_since_ == kNever) waits_since_ = shared_.now;
   const bool sustained = waiting_ > 0 && shared_.now - waits_since_ >= kSustained;
-  const uint64_t limit = sustained ? flow_limit_.load() : 0;
+  if (sustained) count_waiting();
+  uint64_t limit = sustained ? flow_limit_.load() : 0;
+  if (sharing_ > 1)
+    limit =
+        static_cast<uint64_t>(kUneven * static_cast<double>(limit) / static_cast<double>(sharing_));
   if (limit == flows_limited_to_) return;
   flows_limited_to_ = limit;
   for (const auto& [rank, peer] : peers_) {

@@ -32,6 +32,7 @@ struct TcpPeer {
   std::string last_error;  ///< of connecting, for messages
   bool dirty = false;
   bool is_waiting = false;  ///< pieces that its flows do not take yet
+  Time waited_at = 0;       ///< the last time
   Time timer_at = kNever;   ///< earliest entry in the timer queue
 };
 
@@ -55,6 +56,7 @@ class TcpChannelImpl final : public TcpChannel {
   void wake() override;
   void drop_peer(Rank peer, const Status& why) override;
   void abort(const Status& why) override;
+  void set_interlude(Interlude* interlude) override { shared_.interlude = interlude; }
   void limit_rate(uint64_t bytes_per_second) override {
     flow_limit_ = (bytes_per_second + static_cast<uint64_t>(options_.flows) - 1) /
                   static_cast<uint64_t>(options_.flows);
@@ -88,6 +90,7 @@ class TcpChannelImpl final : public TcpChannel {
   void feed_flows(TcpPeer& peer);
   void note_backlog(TcpPeer& peer);
   void limit_flows();
+  void count_waiting();
   void run_timers();
   void schedule(TcpPeer& peer);
   [[nodiscard]] Time peer_timer(const TcpPeer& peer) const;
@@ -149,6 +152,8 @@ class TcpChannelImpl final : public TcpChannel {
   uint64_t flows_limited_to_ = 0;        ///< now
   int waiting_ = 0;                      ///< peers with pieces that their flows do not take yet
   Time waits_since_ = kNever;
+  Time counted_at_ = 0;
+  uint64_t sharing_ = 1;  ///< peers that have waited lately
 };
 
 }  // namespace paceline::wire

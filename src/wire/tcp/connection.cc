@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kInput = 128 * 1024;  // holds the longest control frame, and many short ones
 constexpr std::size_t kOutputBatch = 64 * 1024;  // control bytes gathered for one write
-constexpr std::size_t kReadBudget = 2 * 1024 * 1024;
+constexpr std::size_t kReadBudget = 512 * 1024;
 static_assert(kInput > kFrameHeader + kMaxEager);
 
 IoResult from_errno(ssize_t n) {
@@ -94,7 +94,7 @@ ssize_t send_copy(Connection& c, std::span<const std::byte> payload, int flags) 
 
 }  // namespace
 
-IoResult pump_piece(Connection& c, Session& session, PageLender* lender, Counters& counters) {
+IoResult pump_piece(Connection& c, Session& session, PageLender* lender, Shared& shared) {
   if (!c.has_piece) {
     if (!session.pull_piece(c.purpose.flow, c.piece)) return {IoEnd::kBlocked, 0, {}};
     c.has_piece = true;
@@ -111,18 +111,24 @@ IoResult pump_piece(Connection& c, Session& session, PageLender* lender, Counter
     IoResult stopped;
     bool has_stopped = false;
     if (lend && c.piece_sent >= kFrameHeader) {
-      PageLender::Sent s = lender->send_some(c.fd.get(), payload);
+      const PageLender::Sent s = [&] {
+        const OpenFor others(shared.interlude, payload.size());
+        return lender->send_some(c.fd.get(), payload);
+      }();
       if (s.outcome == PageLender::Outcome::kUnsuitable) {
         lend = false;
         continue;
       }
       sent = s.bytes;
-      counters.lent += s.bytes;
+      shared.counters.lent += s.bytes;
       has_stopped = s.outcome != PageLender::Outcome::kSent;
       if (s.outcome == PageLender::Outcome::kBroken) stopped = {IoEnd::kBroken, s.error, {}};
     } else {
       // The header waits in the socket for the payload, to leave in one packet with it.
-      ssize_t n = lend ? send_copy(c, {}, MSG_MORE) : send_copy(c, payload, 0);
+      const ssize_t n = [&] {
+        const OpenFor others(shared.interlude, lend ? 0 : payload.size());
+        return lend ? send_copy(c, {}, MSG_MORE) : send_copy(c, payload, 0);
+      }();
       has_stopped = n <= 0;
       if (has_stopped) stopped = from_errno(n == 0 ? -1 : n);
       sent = has_stopped ? 0 : static_cast<std::size_t>(n);
@@ -132,7 +138,7 @@ IoResult pump_piece(Connection& c, Session& session, PageLender* lender, Counter
       return stopped;
     }
     c.piece_sent += sent;
-    counters.wire_sent += sent;
+    shared.counters.wire_sent += sent;
   }
   c.has_piece = false;
   session.piece_written(c.piece);
@@ -178,7 +184,10 @@ IoResult read_pieces(Connection& c, Session& session, Shared& shared) {
     // The next header comes with the same call.
     parts[count++] = {c.header.data() + c.header_have, kFrameHeader - c.header_have};
     wanted = payload_rest + (kFrameHeader - c.header_have);
-    ssize_t got = ::readv(c.fd.get(), parts, count);
+    const ssize_t got = [&] {
+      const OpenFor others(shared.interlude, payload_rest);
+      return ::readv(c.fd.get(), parts, count);
+    }();
     if (got <= 0) return from_errno(got);
     auto n = static_cast<std::size_t>(got);
     shared.counters.wire_received += n;

@@ -83,7 +83,7 @@ IoResult pump_control(Connection& c, Session& session, Counters& counters);
 /// Sends the rest of the current piece, or the next one. Sets is_writable to false when the socket
 /// is full. kBudget: one piece has left, there may be more.
 /// Long pieces go without a copy where there is a `lender` and it can.
-IoResult pump_piece(Connection& c, Session& session, PageLender* lender, Counters& counters);
+IoResult pump_piece(Connection& c, Session& session, PageLender* lender, Shared& shared);
 /// Reads pieces straight to where they belong.
 IoResult read_pieces(Connection& c, Session& session, Shared& shared);
 

@@ -122,6 +122,114 @@ TEST(TcpMessages, ALimitedChannelSendsNoFasterForLong) {
   EXPECT_GT(seconds(3), least);
 }
 
+// Several peers get no more together than a half above what one would.
+TEST(TcpMessages, TheLimitIsDealtToThePeersThatWait) {
+  std::mt19937_64 random(13);
+  constexpr uint64_t kRate = 200'000'000;
+  Job job(4);
+  const auto data = random_data(random, 64U << 20);
+  std::vector<std::vector<std::byte>> into(3, std::vector<std::byte>(data.size()));
+  job.at(0)->limit_rate(kRate);
+  const Time start = SteadyClock().now();
+  for (Rank peer = 1; peer < 4; ++peer) {
+    auto& to = into[static_cast<std::size_t>(peer) - 1];
+    job.at(peer)->receive(0, 1, 0, {to.data(), nullptr, to.size()}, 1);
+    job.at(0)->send(peer, 1, 0, data, static_cast<uint64_t>(peer));
+  }
+  for (Rank peer = 1; peer < 4; ++peer) {
+    EXPECT_TRUE(job.complete(peer, 1));
+    EXPECT_EQ(into[static_cast<std::size_t>(peer) - 1], data);
+  }
+  const auto seconds = static_cast<double>(SteadyClock().now() - start) / kSecond;
+  EXPECT_GT(seconds, 0.7 * 3 * static_cast<double>(data.size()) / (1.5 * kRate));
+}
+
+/// Posts messages while a channel copies, as other threads do then.
+class Poster final : public Interlude {
+ public:
+  explicit Poster(std::function<void()> post) : post_(std::move(post)) {}
+  void begin() override {
+    ASSERT_FALSE(open_);
+    open_ = true;
+    ++times;
+    post_();
+  }
+  void end() override {
+    ASSERT_TRUE(open_);
+    open_ = false;
+  }
+  int times = 0;
+
+ private:
+  std::function<void()> post_;
+  bool open_ = false;
+};
+
+TEST(TcpMessages, MessagesArePostedWhileOthersAreCopied) {
+  for (const auto zero_copy : {ZeroCopy::kNobody, ZeroCopy::kEverybody}) {
+    std::mt19937_64 random(14);
+    Job job(3, [&](TcpOptions& o) { o.zero_copy = zero_copy; });
+    const auto large = random_data(random, 8U << 20), small = random_data(random, 40'000);
+    constexpr uint32_t kMost = 300;
+    // Both ends post from within: to each other, and to a rank that they have not met.
+    struct End {
+      uint32_t sent = 0, received = 0;
+      std::vector<std::vector<std::byte>> into;
+    };
+    End ends[2];
+    std::vector<std::unique_ptr<Poster>> posters;
+    for (Rank me = 0; me < 2; ++me) {
+      posters.push_back(std::make_unique<Poster>([&, me] {
+        End& e = ends[me];
+        if (e.sent == kMost) return;
+        const uint32_t tag = 10 + e.sent++;
+        job.at(me)->send(1 - me, tag, 0, small, 1000 + tag);
+        job.at(me)->send(2, tag, 0, small, 2000 + tag);
+        e.into.emplace_back(small.size());
+        job.at(me)->receive(1 - me, 10 + e.received++, 0,
+                            {e.into.back().data(), nullptr, small.size()}, 3000 + tag);
+      }));
+      job.at(me)->set_interlude(posters.back().get());
+    }
+    std::vector<std::byte> into[2];
+    for (int round = 0; round < 8; ++round) {
+      for (Rank me = 0; me < 2; ++me) {
+        into[me].assign(large.size(), std::byte{0});
+        const auto cookie = static_cast<uint64_t>(round);
+        job.at(me)->receive(1 - me, 1, 0, {into[me].data(), nullptr, large.size()}, 100 + cookie);
+        job.at(me)->send(1 - me, 1, 0, large, 200 + cookie);
+      }
+      for (Rank me = 0; me < 2; ++me) {
+        EXPECT_TRUE(job.complete(me, 100U + static_cast<uint64_t>(round)));
+        EXPECT_TRUE(job.complete(me, 200U + static_cast<uint64_t>(round)));
+        EXPECT_EQ(into[me], large);
+      }
+    }
+    for (Rank me = 0; me < 2; ++me) {
+      EXPECT_GT(posters[static_cast<std::size_t>(me)]->times, 8);
+      job.at(me)->set_interlude(nullptr);
+    }
+    // What one end has posted more than the other is posted here.
+    std::vector<std::byte> rest(small.size());
+    for (Rank me = 0; me < 2; ++me) {
+      while (ends[1 - me].received < ends[me].sent) {
+        const uint32_t tag = 10 + ends[1 - me].received++;
+        job.at(1 - me)->receive(me, tag, 0, {rest.data(), nullptr, rest.size()}, 5000 + tag);
+        EXPECT_TRUE(job.complete(1 - me, 5000 + tag));
+      }
+      for (uint32_t tag = 10; tag < 10 + ends[me].sent; ++tag) {
+        job.at(2)->receive(me, tag, 0, {rest.data(), nullptr, rest.size()},
+                           static_cast<uint64_t>(me) * 10'000 + tag);
+        EXPECT_TRUE(job.complete(2, static_cast<uint64_t>(me) * 10'000 + tag));
+        EXPECT_EQ(rest, small);
+        EXPECT_TRUE(job.complete(me, 1000 + tag));
+        EXPECT_TRUE(job.complete(me, 2000 + tag));
+      }
+      for (const auto& got : ends[me].into) EXPECT_EQ(got, small);
+    }
+  }
+}
+
 // Random sizes, tags in random order, both directions, three ranks, against a reference.
 TEST(TcpMessages, RandomTrafficAgainstReference) {
   for (uint64_t seed = 1; seed <= 12; ++seed) {
