@@ -158,7 +158,7 @@ Status Path::prepare() {
   topk_threshold_ = static_cast<uint64_t>(number("topk_threshold", 0));
   if (options_.lanes == 0) options_.lanes = static_cast<int>(number("lanes", 1));
   if (options_.piece_bytes == 0) options_.piece_bytes = kPieceBytes;
-  if (options_.most_in_node == 0) options_.most_in_node = kMostInNode;
+  if (options_.usual_in_node == 0) options_.usual_in_node = kUsualInNode;
   if (options_.wire_threads == 0)
     options_.wire_threads = std::atoi(setting("wire_threads").c_str());  // auto: 0
   if (options_.wire_threads > kMostWires)

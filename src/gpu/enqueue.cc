@@ -64,17 +64,35 @@ Status Path::await_piece(const Job& job, size_t index, Lane& lane) {
 }
 
 /// The same of what may stand before pieces of other operations: the lane's stream waits itself, not the watch stream, where
-/// it would hold up theirs.
+/// it would hold up theirs. (While the way out waits for memory nothing stands before others.)
 Status Path::await_part(const Job& job, size_t index, Lane& lane) {
   const auto& piece = job.operation->plan->pieces[index];
   for (const auto& [flag, value] : {std::pair{flags_.out(), job.out_flags[index]},
                                     std::pair{flags_.in(piece.lane), job.in_flags[index]}}) {
     PACELINE_ASSIGN(const bool there, launcher_->wait_for(flag, value));
-    if (!there)
-      PACELINE_CUDA_CALL(api_, stream_wait_value32, lane.in, Flags::address(flag), value,
-                         cu::kWaitValueGeq);
+    if (there) continue;
+    if (!memory_is_free()) {
+      PACELINE_RETURN_IF_ERROR(await_on_device(lane.in, flag, value));
+      continue;
+    }
+    Flags::store(&lane.ahead_through, job.back_flags[index]);
+    PACELINE_CUDA_CALL(api_, stream_wait_value32, lane.in, Flags::address(flag), value,
+                       cu::kWaitValueGeq);
   }
   return Status::ok();
+}
+
+/// Whether the way out does not wait for memory now.
+bool Path::memory_is_free() const {
+  return reached(Flags::load(flags_.retired()), Flags::load(&awaited_));
+}
+
+/// Until no lane waits so. (For all that was submitted, everything that these waits need is under way.)
+void Path::wait_for_parts() {
+  for (int l = 0; l < options_.lanes; ++l) {
+    const auto& lane = lanes_[static_cast<size_t>(l)];
+    launcher_->wait_until(flags_.sums(l), Flags::load(&lane.ahead_through));
+  }
 }
 
 /// Whether await_piece() would return at once.
@@ -106,10 +124,13 @@ Status Path::enqueue_out(Job& job) {
   else if (shape_.local_size > 1)
     PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
   // Not through the watch stream where the launcher has it: this wait ends with what that one puts there later.
-  if (o.tenant > pump_->retired() && launches_later())
+  // Then no third stream may wait beside these two, so where memory is short the host waits for what has gone ahead.
+  if (o.tenant > pump_->retired() && launches_later()) {
+    wait_for_parts();
+    Flags::store(&awaited_, static_cast<uint32_t>(o.tenant));
     PACELINE_CUDA_CALL(api_, stream_wait_value32, copy_, Flags::address(flags_.retired()),
                        static_cast<uint32_t>(o.tenant), cu::kWaitValueGeq);
-  else if (o.tenant > pump_->retired())
+  } else if (o.tenant > pump_->retired())
     PACELINE_RETURN_IF_ERROR(
         await_on_device(copy_, flags_.retired(), static_cast<uint32_t>(o.tenant)));
   for (size_t i = 0; i < plan.pieces.size(); ++i)

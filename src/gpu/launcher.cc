@@ -56,7 +56,7 @@ Status Launcher::run_ahead() {
   while (early_left_ > 0 && !early_runs_) {
     std::unique_lock lock(mutex_);
     const auto& first = early_.front();
-    if (first.sequence > ahead_through_ || first.after > launched_) break;
+    if (first.sequence > ahead_through_ || first.after > launched_ || !first.may_wait()) break;
     PACELINE_RETURN_IF_ERROR(run_first(lock));
   }
   return Status::ok();

@@ -37,9 +37,10 @@ class Launcher {
   /// What need not wait for its turn.
   struct Early {
     uint64_t sequence = 0;
-    uint64_t after = 0;  ///< ahead: not before this operation's steps are over
     std::function<bool()> ready;
     std::function<Status()> step;
+    uint64_t after = 0;  ///< on its stream: not before this operation's steps are over,
+    std::function<bool()> may_wait = [] { return true; };  ///< nor unless this is so then
   };
 
   /// `steps` runs after all that were pushed before; `sequence` grows. What is `early` runs in its order too, while the

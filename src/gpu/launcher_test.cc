@@ -36,8 +36,8 @@ class Log {
   }
   Launcher::Early early(uint64_t sequence, uint64_t after, const std::string& name,
                         const uint32_t* word, uint32_t value) {
-    return {sequence, after, [word, value] { return reached(Flags::load(word), value); },
-            waits(name, word, value)};
+    return {sequence, [word, value] { return reached(Flags::load(word), value); },
+            waits(name, word, value), after};
   }
   bool sees(size_t count) {
     for (int look = 0; look < 20000 && lines().size() < count; ++look)
@@ -90,7 +90,7 @@ TEST(Launcher, WhatIsEarlyWaitsOnItsStreamAheadOfWhatCameBefore) {
     };
   };
   log.launcher.push(2, steps(2), {log.early(2, 0, "part of 2", &never, 1)});
-  // Its memory is the first's: what it waits for on its stream comes only once that one is through.
+  // The first has pieces on the same stream, which must not stand behind.
   log.launcher.push(3, steps(3), {log.early(3, 1, "part of 3", &never, 1)});
   log.launcher.push(4, steps(4), {log.early(4, 0, "part of 4", &never, 1)});
   log.launcher.catch_up(3);
@@ -100,13 +100,30 @@ TEST(Launcher, WhatIsEarlyWaitsOnItsStreamAheadOfWhatCameBefore) {
   EXPECT_EQ(log.launcher.launched(), 3U);
 }
 
+TEST(Launcher, WhatMayNotWaitOnItsStreamIsNotAhead) {
+  uint32_t never = 0;
+  Log log;
+  log.launcher.push(1, log.waits("1", &never, 1));
+  auto part = log.early(2, 0, "part of 2", &never, 1);
+  part.may_wait = [] { return false; };
+  log.launcher.push(2,
+                    [&]() -> Status {
+                      PACELINE_RETURN_IF_ERROR(log.launcher.run_early(2));
+                      return log.waits("2", &never, 1)();
+                    },
+                    {part});
+  log.launcher.catch_up(2);
+  EXPECT_EQ(log.lines(), (Lines{"1 on its stream", "part of 2 on its stream", "2 on its stream"}));
+  log.launcher.halt(1);
+}
+
 TEST(Launcher, AnEarlyStepThatFailsEndsAll) {
   uint32_t never = 0;
   Log log;
   log.launcher.push(1, log.waits("1", &never, 1));
   log.launcher.push(
       2, [] { return Status::ok(); },
-      {{2, 0, [] { return true; }, [] { return Status(Code::kInternal, "the GPU is gone"); }}});
+      {{2, [] { return true; }, [] { return Status(Code::kInternal, "the GPU is gone"); }}});
   ASSERT_TRUE(log.sees(1));
   EXPECT_EQ(log.lines(), (Lines{"the GPU is gone"}));
   log.launcher.halt(1);

@@ -152,9 +152,9 @@ Status Path::refuse_capture(cu::Stream stream, std::string_view what) const {
 }
 
 uint64_t Path::count_in_node(const PathRequest& q) const {
-  const uint64_t most = options_.most_in_node / dtype_size(q.format.dtype);
-  if (q.kind != PathKind::kAllReduce || shape_.local_size == 1 || q.count <= most) return q.count;
-  const uint64_t parts = (q.count + most - 1) / most;
+  const uint64_t usual = options_.usual_in_node / dtype_size(q.format.dtype);
+  const uint64_t parts = (q.count + usual / 2) / usual;
+  if (q.kind != PathKind::kAllReduce || shape_.local_size == 1 || parts <= 1) return q.count;
   const uint64_t granule = cut_granule(q);
   return std::min(((q.count + parts - 1) / parts + granule - 1) / granule * granule, q.count);
 }
@@ -293,6 +293,7 @@ void Path::number_pieces(Job& job) {
     job.in_flags.push_back(++lane.in_numbered);
     if (plan.hops == 2) job.back_flags.push_back(++lane.back_numbered);
   }
+  if (plan.hops == 1 && plan.lanes_used() > 0) last_in_turn_ = job.sequence;
 }
 
 Result<uint64_t> Path::launch(Job& job, cu::Stream caller) {
@@ -327,12 +328,15 @@ void Path::launch_later(const Job& job) {
             fmt::format("{} '{}': {}", kind_name(o.plan->request.kind), o.name, status.message())};
   };
   // Sums are made as their parts come: those of later operations must not stand behind what still comes back of this one.
+  // On the streams they do not go before pieces that have to wait for their turn. Nor while memory is short: what waits for
+  // it there waits for operations before.
   std::vector<Launcher::Early> sums;
   const auto& plan = *job.operation->plan;
   for (size_t i = 0; plan.hops == 2 && i < plan.pieces.size(); ++i) {
     sums.push_back(
-        {job.sequence, job.operation->tenant, [this, held, i] { return has_come(held->job, i); },
-         [this, held, i, named] { return named(*held->job.operation, enqueue_in(held->job, i)); }});
+        {job.sequence, [this, held, i] { return has_come(held->job, i); },
+         [this, held, i, named] { return named(*held->job.operation, enqueue_in(held->job, i)); },
+         last_in_turn_, [this] { return memory_is_free(); }});
   }
   launcher_->push(
       job.sequence,

@@ -72,7 +72,7 @@ struct PathOptions {
   /// Pinned memory, at least: small models fit a step, and an operation is not cut without need.
   uint64_t least_host_bytes = 32U << 20;
   uint64_t least_slice = kLeastSlice;  ///< of what is cut over several wires; the same on all ranks
-  uint64_t most_in_node = 0;  ///< bytes of an operation in a node of several; 0: kMostInNode
+  uint64_t usual_in_node = 0;  ///< bytes of an operation in a node of several; 0: kUsualInNode
   /// Whether all of an operation is enqueued when it is submitted, which asks for nothing of the hardware; unset: where
   /// CUDA_DEVICE_MAX_CONNECTIONS gives streams too few queues of their own.
   std::optional<bool> ahead;
@@ -82,9 +82,10 @@ struct PathOptions {
 /// fp16), small enough that the first piece leaves soon.
 inline constexpr uint64_t kPieceBytes = 4U << 20;
 
-/// In a node of several GPUs a larger all-reduce is cut into several operations: NCCL adds up and spreads whole ones, and
-/// meanwhile the link should carry others.
-inline constexpr uint64_t kMostInNode = 64U << 20;
+/// In a node of several GPUs a much larger all-reduce is cut into operations of about so much: NCCL adds up and spreads
+/// whole ones, and meanwhile the link should carry others. Each takes the host a fifth of a millisecond, so a bucket that
+/// is a little larger stays whole.
+inline constexpr uint64_t kUsualInNode = 64U << 20;
 
 struct AllReduce {
   uint64_t data = 0;
@@ -162,6 +163,8 @@ class Path {
     std::array<cu::Event, 16>
         sums_out{};  ///< ring by the sums flag's value: a sum is in pinned memory
     cu::DevicePtr in_slots = 0, back_slots = 0, sum_slot = 0, state = 0;
+    /// Sums up to this flag's value may wait for their parts on `in` itself. (The launcher's; read by who submits.)
+    uint32_t ahead_through = 0;
     uint32_t in_numbered = 0,
              back_numbered = 0;  ///< flag values of the last piece that was submitted
   };
@@ -229,6 +232,8 @@ class Path {
                          cu::Event after = nullptr);
   Status await_piece(const Job& job, size_t index, Lane& lane);
   Status await_part(const Job& job, size_t index, Lane& lane);
+  void wait_for_parts();
+  [[nodiscard]] bool memory_is_free() const;
   Status enqueue_out(Job& job);
   Status enqueue_piece_out(Job& job, size_t index);
   Status enqueue_report(Job& job);
@@ -355,6 +360,9 @@ class Path {
   std::atomic<uint64_t> submitted_{0};
   uint32_t out_issued_ = 0;
   std::vector<uint32_t> out_after_;  ///< ring like ends_: out_issued_ behind operation s
+  uint32_t awaited_ = 0;             ///< the last operation whose memory the way out has waited for
+  uint64_t last_in_turn_ =
+      0;  ///< the last operation whose pieces go over lanes when it is its turn
   size_t next_slot_ = 0;
   std::vector<std::shared_ptr<const PathPlan>> plans_;
   std::map<std::string, RowsMet> rows_met_;
