@@ -1,6 +1,7 @@
 // Told where something that holds a lock is about to do what takes long and needs little of it.
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 
 namespace paceline {
@@ -13,7 +14,8 @@ class Interlude {
   virtual void end() = 0;
 };
 
-/// An interlude for as long as it lives, where there is somebody to tell and so many bytes are worth it.
+/// An interlude for as long as it lives, where there is somebody to tell and so many bytes are worth it. Keeps errno: it is
+/// put around calls of the kernel.
 class OpenFor {
  public:
   OpenFor(Interlude* interlude, std::size_t bytes)
@@ -23,7 +25,9 @@ class OpenFor {
   OpenFor(const OpenFor&) = delete;
   OpenFor& operator=(const OpenFor&) = delete;
   ~OpenFor() {
+    const int error = errno;
     if (interlude_ != nullptr) interlude_->end();
+    errno = error;
   }
 
  private:

@@ -67,6 +67,8 @@ Status Path::await_piece(const Job& job, size_t index, Lane& lane) {
 /// it would hold up theirs. (While the way out waits for memory nothing stands before others.)
 Status Path::await_part(const Job& job, size_t index, Lane& lane) {
   const auto& piece = job.operation->plan->pieces[index];
+  const uint32_t sum = job.back_flags[index];
+  Flags::store(&lane.ahead_through, sum - 1);
   for (const auto& [flag, value] : {std::pair{flags_.out(), job.out_flags[index]},
                                     std::pair{flags_.in(piece.lane), job.in_flags[index]}}) {
     PACELINE_ASSIGN(const bool there, launcher_->wait_for(flag, value));
@@ -75,7 +77,7 @@ Status Path::await_part(const Job& job, size_t index, Lane& lane) {
       PACELINE_RETURN_IF_ERROR(await_on_device(lane.in, flag, value));
       continue;
     }
-    Flags::store(&lane.ahead_through, job.back_flags[index]);
+    Flags::store(&lane.ahead_through, sum);
     PACELINE_CUDA_CALL(api_, stream_wait_value32, lane.in, Flags::address(flag), value,
                        cu::kWaitValueGeq);
   }
@@ -130,9 +132,12 @@ Status Path::enqueue_out(Job& job) {
     Flags::store(&awaited_, static_cast<uint32_t>(o.tenant));
     PACELINE_CUDA_CALL(api_, stream_wait_value32, copy_, Flags::address(flags_.retired()),
                        static_cast<uint32_t>(o.tenant), cu::kWaitValueGeq);
-  } else if (o.tenant > pump_->retired())
+  } else if (o.tenant > pump_->retired()) {
     PACELINE_RETURN_IF_ERROR(
         await_on_device(copy_, flags_.retired(), static_cast<uint32_t>(o.tenant)));
+  } else if (memory_is_free()) {
+    Flags::store(&awaited_, Flags::load(flags_.retired()));  // never half of all numbers behind
+  }
   for (size_t i = 0; i < plan.pieces.size(); ++i)
     PACELINE_RETURN_IF_ERROR(plan.reports() ? enqueue_piece_out(job, i)
                                             : enqueue_moved_out(job, i));

@@ -51,7 +51,7 @@ Result<bool> Launcher::run_ready() {
   return true;
 }
 
-/// What may wait on its stream: what waits there for memory must not stand before what that memory waits for.
+/// All that may wait on its stream by now.
 Status Launcher::run_ahead() {
   while (early_left_ > 0 && !early_runs_) {
     std::unique_lock lock(mutex_);

@@ -306,6 +306,7 @@ Result<uint64_t> Path::launch(Job& job, cu::Stream caller) {
                                             o->name, status.message())});
     return pump_->failure();  // an earlier one may have been the cause
   }
+  if (!launches_later()) pump_->enqueued(*o);
   PACELINE_RETURN_IF_ERROR(pump_->failure());
   return o->sequence;
 }
@@ -376,7 +377,12 @@ Status Path::join(uint64_t operation, cu::Stream stream) {
 Status Path::wait_arrival(double timeout_s, bool& finite) {
   PACELINE_RETURN_IF_ERROR(usable("wait_arrival"));
   PACELINE_RETURN_IF_ERROR(pump_->wait_arrival(timeout_s, finite));
-  return wait_finished();
+  PACELINE_RETURN_IF_ERROR(wait_finished());
+  // A neighbour tells of its failure before it spoils NCCL's part; the pump asks only now and then.
+  auto health = wires_health();
+  if (health) return health;
+  pump_->fail(health);
+  return pump_->failure();
 }
 
 Status Path::wait_operation(uint64_t operation, double timeout_s, bool& finite) {

@@ -58,7 +58,8 @@ void Pump::submit(Shared operation) {
   const int arrivals = static_cast<int>(plan.pieces.size()) * plan.hops;
   operation->arrivals_left =
       arrivals + 1 + (operation->meets ? 1 : 0) + (operation->launches ? 1 : 0);
-  operation->until_meeting = arrivals + (arrivals > 0 ? 1 : 0);
+  const bool ahead = operation->meets && !operation->launches;
+  operation->until_meeting = arrivals + (arrivals > 0 ? 1 : 0) + (ahead ? 1 : 0);
   std::lock_guard lock(mutex_);
   ++submitted_;
   inbox_.push_back(std::move(operation));
@@ -497,6 +498,15 @@ void Pump::arrivals(Side& side) {
 void Pump::launched(Operation& operation) {
   const std::lock_guard lock(mutex_);
   if (failure_) arrived(operation);
+}
+
+void Pump::enqueued(Operation& operation) {
+  if (!operation.meets) return;
+  {
+    const std::lock_guard lock(mutex_);
+    --operation.until_meeting;
+  }
+  meet();
 }
 
 void Pump::arrived(Operation& o) {
