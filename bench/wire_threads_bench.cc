@@ -70,7 +70,7 @@ class Load {
     flag_memory_ = std::aligned_alloc(Flags::kLine, Flags::bytes(lanes));
     std::memset(flag_memory_, 0, Flags::bytes(lanes));
     Pump::Options o;
-    o.flags = flags_ = Flags(static_cast<std::byte*>(flag_memory_));
+    o.flags = flags_ = Flags(static_cast<std::byte*>(flag_memory_), me.local_size > 1);
     o.lanes = lanes;
     o.node = me.node;
     o.peers = peers;

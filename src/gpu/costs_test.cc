@@ -77,7 +77,7 @@ TEST(Costs, ASmallBucketsCallsOfTheDriver) {
                             {"stream_is_capturing", 1},
                             {"stream_wait_event", local_size > 1 ? 4U : 3U},
                             {"stream_wait_value32", local_size > 1 ? 2U : 1U},
-                            {"stream_write_value32", 2}};
+                            {"stream_write_value32", local_size > 1 ? 3U : 2U}};
       EXPECT_EQ(calls, wanted) << nodes << " x " << local_size << ", " << bytes
                                << " bytes: " << text_of(calls);
     }

@@ -274,7 +274,7 @@ Status Path::make_slots() {
   const size_t bytes = Flags::bytes(lanes);
   PACELINE_ASSIGN(auto* memory, objects_.pinned(bytes, "flags"));
   std::memset(memory, 0, bytes);
-  flags_ = Flags(memory);
+  flags_ = Flags(memory, shape_.local_size > 1);
   return Status::ok();
 }
 
@@ -432,7 +432,6 @@ void Path::start() {
     api_.thread_exchange_stream_capture_mode(&mode);
   };
   o.least_slice = options_.least_slice;
-  o.launches_later = !ahead();
   if (!ahead()) {
     Launcher::Options l;
     l.enter = o.enter;

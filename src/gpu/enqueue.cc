@@ -73,20 +73,26 @@ Status Path::await_part(const Job& job, size_t index, Lane& lane) {
                                     std::pair{flags_.in(piece.lane), job.in_flags[index]}}) {
     PACELINE_ASSIGN(const bool there, launcher_->wait_for(flag, value));
     if (there) continue;
-    if (!memory_is_free()) {
+    if (!goes_ahead(lane, sum)) {
       PACELINE_RETURN_IF_ERROR(await_on_device(lane.in, flag, value));
       continue;
     }
-    Flags::store(&lane.ahead_through, sum);
     PACELINE_CUDA_CALL(api_, stream_wait_value32, lane.in, Flags::address(flag), value,
                        cu::kWaitValueGeq);
   }
   return Status::ok();
 }
 
-/// Whether the way out does not wait for memory now.
+/// Whether the way out does not wait for memory now, nor has a wait for it still to come.
 bool Path::memory_is_free() const {
-  return reached(Flags::load(flags_.retired()), Flags::load(&awaited_));
+  return reached(Flags::load(flags_.waited()), Flags::load(&awaited_));
+}
+
+bool Path::goes_ahead(Lane& lane, uint32_t sum) {
+  const std::lock_guard lock(ahead_);
+  if (!memory_is_free()) return false;
+  Flags::store(&lane.ahead_through, sum);
+  return true;
 }
 
 /// Until no lane waits so. (For all that was submitted, everything that these waits need is under way.)
@@ -128,15 +134,18 @@ Status Path::enqueue_out(Job& job) {
   // Not through the watch stream where the launcher has it: this wait ends with what that one puts there later.
   // Then no third stream may wait beside these two, so where memory is short the host waits for what has gone ahead.
   if (o.tenant > pump_->retired() && launches_later()) {
+    {
+      const std::lock_guard lock(ahead_);
+      Flags::store(&awaited_, static_cast<uint32_t>(o.tenant));
+    }
     wait_for_parts();
-    Flags::store(&awaited_, static_cast<uint32_t>(o.tenant));
     PACELINE_CUDA_CALL(api_, stream_wait_value32, copy_, Flags::address(flags_.retired()),
                        static_cast<uint32_t>(o.tenant), cu::kWaitValueGeq);
+    PACELINE_CUDA_CALL(api_, stream_write_value32, copy_, Flags::address(flags_.waited()),
+                       static_cast<uint32_t>(o.tenant), 0);
   } else if (o.tenant > pump_->retired()) {
     PACELINE_RETURN_IF_ERROR(
         await_on_device(copy_, flags_.retired(), static_cast<uint32_t>(o.tenant)));
-  } else if (memory_is_free()) {
-    Flags::store(&awaited_, Flags::load(flags_.retired()));  // never half of all numbers behind
   }
   for (size_t i = 0; i < plan.pieces.size(); ++i)
     PACELINE_RETURN_IF_ERROR(plan.reports() ? enqueue_piece_out(job, i)
@@ -459,7 +468,7 @@ Status Path::enqueue_end(Job& job) {
     PACELINE_RETURN_IF_ERROR(enqueue_spread(job));
   else if (shape_.local_size > 1)
     PACELINE_RETURN_IF_ERROR(node_->all_gather(*o.plan, job.data, gather_));
-  if (launches_later())
+  if (shape_.local_size > 1)
     PACELINE_CUDA_CALL(api_, stream_write_value32, gather_, Flags::address(flags_.finished()),
                        static_cast<uint32_t>(o.sequence), 0);
   PACELINE_CUDA_CALL(api_, event_record, ends_[o.sequence % ends_.size()], gather_);

@@ -23,11 +23,11 @@ class Flags {
  public:
   static constexpr size_t kLine = 64;  ///< a word per cache line
   static constexpr int kGates = 8;
-  static size_t bytes(int lanes) { return kLine * (5 + kGates + 3 * static_cast<size_t>(lanes)); }
+  static size_t bytes(int lanes) { return kLine * (6 + kGates + 3 * static_cast<size_t>(lanes)); }
 
   Flags() = default;
-  /// `memory`: bytes(lanes), zeros.
-  explicit Flags(std::byte* memory) : memory_(memory) {}
+  /// `memory`: bytes(lanes), zeros. spread: by NCCL, to the node's other ranks, after what is done.
+  Flags(std::byte* memory, bool spread) : memory_(memory), spread_(spread) {}
 
   // Written by streams.
   [[nodiscard]] uint32_t* out() const { return word(0); }  ///< pieces and ends copied to the host
@@ -35,10 +35,13 @@ class Flags {
     return word(1);
   }  ///< operations whose host memory was read
   [[nodiscard]] uint32_t* sums(int lane) const {
-    return word(5 + kGates + 3 * lane);
+    return word(6 + kGates + 3 * lane);
   }  ///< two hops
+  [[nodiscard]] uint32_t* waited() const {
+    return word(5 + kGates);
+  }  ///< operations whose memory the way out has waited for
   [[nodiscard]] uint32_t* finished() const {
-    return word(4 + kGates);
+    return spread_ ? word(4 + kGates) : done();
   }  ///< operations whose result is in place
   // Written by the host.
   [[nodiscard]] uint32_t* retired() const {
@@ -47,8 +50,8 @@ class Flags {
   [[nodiscard]] uint32_t* met() const {
     return word(3);
   }  ///< operations that have arrived on all ranks of the node
-  [[nodiscard]] uint32_t* in(int lane) const { return word(6 + kGates + 3 * lane); }
-  [[nodiscard]] uint32_t* back(int lane) const { return word(7 + kGates + 3 * lane); }
+  [[nodiscard]] uint32_t* in(int lane) const { return word(7 + kGates + 3 * lane); }
+  [[nodiscard]] uint32_t* back(int lane) const { return word(8 + kGates + 3 * lane); }
   /// A float that kernels read: 0, or 1 where they must change nothing; see Pump::gate().
   [[nodiscard]] uint32_t* gate(int index) const { return word(4 + index); }
 
@@ -63,6 +66,7 @@ class Flags {
     return reinterpret_cast<uint32_t*>(memory_ + kLine * static_cast<size_t>(index));
   }
   std::byte* memory_ = nullptr;
+  bool spread_ = false;
 };
 
 }  // namespace paceline::gpu

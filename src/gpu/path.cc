@@ -306,7 +306,6 @@ Result<uint64_t> Path::launch(Job& job, cu::Stream caller) {
                                             o->name, status.message())});
     return pump_->failure();  // an earlier one may have been the cause
   }
-  if (!launches_later()) pump_->enqueued(*o);
   PACELINE_RETURN_IF_ERROR(pump_->failure());
   return o->sequence;
 }
@@ -377,12 +376,7 @@ Status Path::join(uint64_t operation, cu::Stream stream) {
 Status Path::wait_arrival(double timeout_s, bool& finite) {
   PACELINE_RETURN_IF_ERROR(usable("wait_arrival"));
   PACELINE_RETURN_IF_ERROR(pump_->wait_arrival(timeout_s, finite));
-  PACELINE_RETURN_IF_ERROR(wait_finished());
-  // A neighbour tells of its failure before it spoils NCCL's part; the pump asks only now and then.
-  auto health = wires_health();
-  if (health) return health;
-  pump_->fail(health);
-  return pump_->failure();
+  return wait_finished();
 }
 
 Status Path::wait_operation(uint64_t operation, double timeout_s, bool& finite) {
@@ -396,7 +390,6 @@ Status Path::wait_operation(uint64_t operation, double timeout_s, bool& finite) 
 /// What has come is put in place by kernels of ours and, in the node, of NCCL, which a lost neighbour spoils: until they are
 /// through, a failure counts.
 Status Path::wait_finished() const {
-  if (!launches_later()) return Status::ok();
   while (!reached(Flags::load(flags_.finished()), static_cast<uint32_t>(submitted_))) {
     PACELINE_RETURN_IF_ERROR(pump_->failure());
     std::this_thread::sleep_for(std::chrono::microseconds(5));

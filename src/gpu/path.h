@@ -234,6 +234,7 @@ class Path {
   Status await_part(const Job& job, size_t index, Lane& lane);
   void wait_for_parts();
   [[nodiscard]] bool memory_is_free() const;
+  bool goes_ahead(Lane& lane, uint32_t sum);
   Status enqueue_out(Job& job);
   Status enqueue_piece_out(Job& job, size_t index);
   Status enqueue_report(Job& job);
@@ -360,7 +361,7 @@ class Path {
   std::atomic<uint64_t> submitted_{0};
   uint32_t out_issued_ = 0;
   std::vector<uint32_t> out_after_;  ///< ring like ends_: out_issued_ behind operation s
-  uint32_t awaited_ = 0;             ///< the last operation whose memory the way out has waited for
+  uint32_t awaited_ = 0;             ///< the last operation whose memory the way out waits for
   uint64_t last_in_turn_ =
       0;  ///< the last operation whose pieces go over lanes when it is its turn
   size_t next_slot_ = 0;
@@ -368,6 +369,7 @@ class Path {
   std::map<std::string, RowsMet> rows_met_;
   std::mutex failing_;
   std::mutex sums_books_;  ///< of sum_residuals_: the launcher's too
+  std::mutex ahead_;       ///< either a part goes ahead or the way out begins to wait for memory
   bool destroyed_ = false;
   pid_t pid_ = 0;
 };

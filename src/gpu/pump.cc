@@ -58,8 +58,7 @@ void Pump::submit(Shared operation) {
   const int arrivals = static_cast<int>(plan.pieces.size()) * plan.hops;
   operation->arrivals_left =
       arrivals + 1 + (operation->meets ? 1 : 0) + (operation->launches ? 1 : 0);
-  const bool ahead = operation->meets && !operation->launches;
-  operation->until_meeting = arrivals + (arrivals > 0 ? 1 : 0) + (ahead ? 1 : 0);
+  operation->until_meeting = arrivals + (arrivals > 0 ? 1 : 0);
   std::lock_guard lock(mutex_);
   ++submitted_;
   inbox_.push_back(std::move(operation));
@@ -86,8 +85,7 @@ void Pump::fail(const Status& why) {
     for (int g = 0; g < Flags::kGates; ++g) {
       const uint64_t gated = gated_[static_cast<size_t>(g)];
       // A neighbour that is lost may spoil NCCL's part of what has come.
-      const bool in_place =
-          !options_.launches_later || reached(finished, static_cast<uint32_t>(gated));
+      const bool in_place = reached(finished, static_cast<uint32_t>(gated));
       if (gated > arrived_through_ || !in_place)
         Flags::store(f.gate(g), std::bit_cast<uint32_t>(1.0F));
     }
@@ -498,15 +496,6 @@ void Pump::arrivals(Side& side) {
 void Pump::launched(Operation& operation) {
   const std::lock_guard lock(mutex_);
   if (failure_) arrived(operation);
-}
-
-void Pump::enqueued(Operation& operation) {
-  if (!operation.meets) return;
-  {
-    const std::lock_guard lock(mutex_);
-    --operation.until_meeting;
-  }
-  meet();
 }
 
 void Pump::arrived(Operation& o) {

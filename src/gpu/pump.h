@@ -58,9 +58,8 @@ struct Operation {
   /// Of this rank, then the largest of all ranks' words: its bit kNonFinite is 1 where some rank saw an Inf or NaN, the
   /// others are the rows that were sent to each other node.
   int32_t report = 0;
-  uint64_t rows = 0;  ///< by rows: sent so far
-  int until_meeting =
-      0;  ///< pieces to arrive; one more while not all of this rank's are out, or enqueued
+  uint64_t rows = 0;      ///< by rows: sent so far
+  int until_meeting = 0;  ///< pieces to arrive; one more while not all of this rank's are out
   int arrivals_left = 0;  ///< pieces (twice with two hops), the report, a meeting, the launch
   int sends_left = 0;
 };
@@ -75,7 +74,6 @@ class Pump {
     uint32_t node_group =
         0;  ///< of the first wire: the ranks of this node, where there are several
     uint64_t least_slice = kLeastSlice;  ///< of a message that is cut; the same on all ranks
-    bool launches_later = false;         ///< streams write the finished flag
     std::function<Status()> check;       ///< of GPU and NCCL; now and then, on the pump's thread
     /// Once, on the thread that found it, before any caller hears of it: who does may end the process, and the other
     /// ranks must know by then what for.
@@ -93,9 +91,6 @@ class Pump {
   void submit(std::shared_ptr<Operation> operation);
   /// The way in of an operation that `launches` is on its streams. It counts as arrived only then.
   void launched(Operation& operation);
-  /// All of an operation that does not is on its streams. The node's ranks do not meet before: where a call of NCCL fails
-  /// here, the others must not have let theirs go.
-  void enqueued(Operation& operation);
   /// Waits until all submitted operations have come over the network, at most `timeout_s` (≤ 0: without limit, as
   /// operations have deadlines of their own). finite: false when any rank reported an Inf or NaN since the last call.
   Status wait_arrival(double timeout_s, bool& finite);

@@ -1,5 +1,6 @@
 // All-reduces by rows: what they add up, how much they send, when they go dense, and what happens when something fails.
 #include <atomic>
+#include <barrier>
 #include <cmath>
 #include <random>
 #include <set>
@@ -404,8 +405,10 @@ TEST(RowsFaults, AnImpossibleCountIsNamed) {
     cluster.machine().add_kernel(
         "paceline_rows_encode_f32_f32",
         {{sizeof(device::cuda::RowsEncode)}, [](const auto&, void* const*) {}});
+    std::barrier created(cluster.size());
     cluster.run([&](Rank r) {
       auto made = cluster.create(r, {.piece_bytes = 16 * 1024});
+      created.arrive_and_wait();
       ASSERT_TRUE(made.is_ok()) << made.status().message();
       const Member m{cluster, r, **made, c};
       const Tensor tensor(cluster, r, c.rows * c.row_elements * 4);

@@ -144,9 +144,9 @@ class Channel {
   virtual void abort(const Status& why) = 0;
 
   /// While more waits than leaves, sends to other ranks over a network at most so many bytes a second, evenly, headers
-  /// included (to several ranks half as much again: now one has more to get, now another); 0: as it can. Any thread. For channels that share a link: TCP gives connections behind a full queue what
-  /// their windows happen to be worth, one rank of a node is through early, and the others alone do not fill the link.
-  /// What is short goes as fast as ever.
+  /// included (to several ranks half as much again: now one has more to get, now another); 0: as it can. Any thread. For
+  /// channels that share a link: TCP gives connections behind a full queue what their windows happen to be worth, one
+  /// rank of a node is through early, and the others alone do not fill the link. What is short goes as fast as ever.
   virtual void limit_rate(uint64_t /*bytes_per_second*/) {}
 
   [[nodiscard]] virtual Counters counters() const = 0;

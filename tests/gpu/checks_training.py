@@ -8,7 +8,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from checks import check, run
+from checks import check, run, take_another_port
 from gpu_world import DEVICE, NODES, RANK, SIZE, SLOTS, assert_same_bits, gather, settings
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -397,8 +397,8 @@ def what_the_wait_before_the_step_costs():
 @check
 def ended_and_made_again():
     for turn in range(3):
+        take_another_port()
         dist.destroy_process_group()
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
         dist.init_process_group("gloo")
         model = DistributedDataParallel(network(turn), device_ids=[DEVICE.index])
         attachment_of(model)

@@ -17,6 +17,19 @@ def check(function):
     return function
 
 
+def take_another_port():
+    """For the next init_process_group, agreed on by the ranks of the present one.
+
+    torch's own store may not reuse its port at once, and whichever comes next in number may be taken.
+    """
+    import torch.distributed as dist
+    from ranks import free_port
+
+    port = [free_port()]
+    dist.broadcast_object_list(port, 0)
+    os.environ["MASTER_PORT"] = str(port[0])
+
+
 def run():
     """Runs this process's checks and writes their results; exits with 1 where one failed."""
     path = os.environ["CHECKS_REPORT"] + "." + os.environ["RANK"]

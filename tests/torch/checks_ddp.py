@@ -3,12 +3,11 @@
 import contextlib
 import copy
 import inspect
-import os
 import warnings
 
 import torch
 import torch.distributed as dist
-from checks import check, run
+from checks import check, run, take_another_port
 from models import (
     Mixed,
     assert_same_gradients,
@@ -20,7 +19,6 @@ from models import (
     pair,
     train,
 )
-from ranks import free_port
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
@@ -512,10 +510,8 @@ def no_warning_of_torch():
 
 @check
 def destroyed_and_made_again():
-    port = [free_port()]
-    dist.broadcast_object_list(port, 0)  # torch's own store may not reuse its port at once
+    take_another_port()
     dist.destroy_process_group()
-    os.environ["MASTER_PORT"] = str(port[0])
     dist.init_process_group("gloo")
     train(*pair(mlp(29)), 2, square)
     dist.destroy_process_group()

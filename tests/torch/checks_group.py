@@ -2,11 +2,10 @@
 
 import datetime
 import itertools
-import os
 
 import torch
 import torch.distributed as dist
-from checks import check, run
+from checks import check, run, take_another_port
 from group_world import (
     BACKENDS,
     FLOATS,
@@ -21,7 +20,6 @@ from group_world import (
     everyone,
     raises,
 )
-from ranks import free_port
 
 import paceline
 
@@ -453,10 +451,8 @@ def what_older_torch_lacks_is_torchs_own_error():
 
 @check
 def destroyed_and_made_again():
-    port = [free_port()]
-    dist.broadcast_object_list(port, 0)  # torch's own store may not reuse its port at once
+    take_another_port()
     dist.destroy_process_group()
-    os.environ["MASTER_PORT"] = str(port[0])
     dist.init_process_group("paceline", timeout=datetime.timedelta(seconds=60))
     tensor = torch.ones(2)
     dist.all_reduce(tensor)

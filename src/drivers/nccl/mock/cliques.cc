@@ -8,6 +8,7 @@
 #include <mutex>
 #include <set>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "device/cpu/casts.h"
@@ -91,13 +92,23 @@ constexpr NcclResult kInternalError = 3;
 
 Cliques::State* the_state = nullptr;
 
+/// The calls between group_start and group_end of this thread.
+struct Group {
+  int depth = 0;
+  NcclResult error = 0;  ///< the first of its calls': nothing of it is launched then
+  std::vector<std::pair<std::pair<NcclCommTag*, cuda::Stream>, std::vector<Call>>> kernels;
+};
+thread_local Group group;
+
 NcclResult enter(const char* function) {
   auto* s = the_state;
   if (s == nullptr) return kInternalError;
   std::lock_guard lock(s->mutex);
   ++s->calls[function];
   for (auto& f : s->faults) {
-    if (f.countdown > 0 && f.function == function && --f.countdown == 0) return f.error;
+    if (f.countdown == 0 || f.function != function || --f.countdown > 0) continue;
+    if (group.depth > 0 && group.error == 0) group.error = f.error;
+    return f.error;
   }
   return 0;
 }
@@ -174,13 +185,6 @@ void perform(Cliques::State& s, Launch& launch) {
     perform(calls);
   }
 }
-
-/// The calls between group_start and group_end of this thread.
-struct Group {
-  int depth = 0;
-  std::vector<std::pair<std::pair<NcclCommTag*, cuda::Stream>, std::vector<Call>>> kernels;
-};
-thread_local Group group;
 
 /// What is new to a communicator connects its ranks first: the host waits until all have made the call.
 bool connect(Cliques::State& s, std::unique_lock<std::mutex>& lock, const NcclCommTag& comm,
@@ -335,7 +339,7 @@ NcclResult group_end() {
   if (--group.depth > 0) return injected;
   auto kernels = std::move(group.kernels);
   group.kernels.clear();
-  if (injected != 0) return injected;
+  if (auto error = std::exchange(group.error, 0); error != 0) return error;
   for (auto& [key, calls] : kernels) {
     if (auto error = launch(key.first, key.second, std::move(calls)); error != 0) return error;
   }

@@ -3,7 +3,8 @@
 // A collective (or a group of them) completes only when the kernels of all ranks have reached the head of their queues,
 // as NCCL's do on a GPU: two ranks that issue on one communicator in different orders, or behind a wait that the other's
 // kernel is needed for, hang. The first call of a kind and size on a communicator waits on the host until all ranks have made
-// it, as NCCL does that connects ranks for an algorithm when it takes it first. Sums are taken in rank order, in float32.
+// it, as NCCL does that connects ranks for an algorithm when it takes it first. A group of which one call failed launches
+// nothing: the end of the group gives that call's error. Sums are taken in rank order, in float32.
 #pragma once
 
 #include <memory>

@@ -85,6 +85,30 @@ TEST(Cliques, ACollectiveWaitsForAllRanksAndAnAbortEndsTheWait) {
   });
 }
 
+TEST(Cliques, AGroupOfWhichACallFailsLaunchesNothing) {
+  cuda::mock::Machine machine({.devices = kRanks});
+  Cliques cliques(machine);
+  cliques.fail("broadcast", 1, 1);
+  with_ranks(machine, cliques, [](int, Comm comm, cuda::Stream s, const auto& cu, const auto& n) {
+    float x = 1;
+    float y = 1;
+    ASSERT_EQ(n.all_reduce(&x, &x, 1, Type::kFloat32, Op::kSum, comm, s), 0);
+    ASSERT_EQ(cu.stream_synchronize(s), 0);
+    ASSERT_EQ(n.group_start(), 0);
+    ASSERT_EQ(n.all_reduce(&x, &x, 1, Type::kFloat32, Op::kSum, comm, s), 0);
+    const bool failed = n.broadcast(&y, &y, 1, Type::kFloat32, 0, comm, s) != 0;
+    EXPECT_EQ(n.group_end() != 0, failed);
+    // The others' kernel waits until they abort as well.
+    if (!failed) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      EXPECT_EQ(cu.stream_query(s), cuda::kNotReady);
+    }
+    ASSERT_EQ(n.comm_abort(comm), 0);
+    EXPECT_EQ(cu.stream_synchronize(s), 0);
+    EXPECT_EQ(x, 3);
+  });
+}
+
 // Two communicators of the same ranks on two streams that share a queue, issued in different orders.
 TEST(Cliques, DifferentOrdersOnOneQueueHang) {
   cuda::mock::Machine machine({.devices = kRanks, .hardware_queues = 1, .patience_s = 0.3});
