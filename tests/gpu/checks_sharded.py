@@ -4,7 +4,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from checks import check, run, take_another_port
+from checks import check, keep_ports, run
 from gpu_world import DEVICE, NODES, RANK, SIZE, SLOTS, assert_same_bits
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -280,9 +280,10 @@ def clipping_and_a_loss_scale():
 
 @check
 def ended_and_made_again():
+    ports = keep_ports(2)
     for _ in range(2):
-        take_another_port()
         dist.destroy_process_group()
+        next(ports)
         dist.init_process_group("cpu:paceline,cuda:paceline")
         tensor = mine(100)
         dist.all_reduce(tensor)

@@ -8,7 +8,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from checks import check, run, take_another_port
+from checks import check, keep_ports, run
 from gpu_world import DEVICE, NODES, RANK, SIZE, SLOTS, assert_same_bits, gather, settings
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -396,9 +396,10 @@ def what_the_wait_before_the_step_costs():
 
 @check
 def ended_and_made_again():
+    ports = keep_ports(3)
     for turn in range(3):
-        take_another_port()
         dist.destroy_process_group()
+        next(ports)
         dist.init_process_group("gloo")
         model = DistributedDataParallel(network(turn), device_ids=[DEVICE.index])
         attachment_of(model)

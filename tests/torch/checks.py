@@ -6,6 +6,7 @@ as not run. Results go to the file that $CHECKS_REPORT names. CHECKS_ONLY=NAME,N
 
 import json
 import os
+import socket
 import time
 import traceback
 
@@ -17,17 +18,29 @@ def check(function):
     return function
 
 
-def take_another_port():
-    """For the next init_process_group, agreed on by the ranks of the present one.
+def keep_ports(count):
+    """Ports for later process groups, agreed on by the ranks of the present one: each next() makes one $MASTER_PORT.
 
-    torch's own store may not reuse its port at once, and whichever comes next in number may be taken.
+    torch's own store may not reuse its port at once, and whichever comes next in number may be taken: rank 0 holds them
+    until then.
     """
     import torch.distributed as dist
-    from ranks import free_port
 
-    port = [free_port()]
-    dist.broadcast_object_list(port, 0)
-    os.environ["MASTER_PORT"] = str(port[0])
+    held = []
+    for _ in range(count if dist.get_rank() == 0 else 0):
+        held.append(socket.socket())
+        held[-1].bind(("", 0))
+    ports = [[s.getsockname()[1] for s in held]]
+    dist.broadcast_object_list(ports, 0)
+
+    def one_by_one():
+        for port in ports[0]:
+            if held:
+                held.pop(0).close()
+            os.environ["MASTER_PORT"] = str(port)
+            yield port
+
+    return one_by_one()
 
 
 def run():

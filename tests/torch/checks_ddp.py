@@ -7,7 +7,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from checks import check, run, take_another_port
+from checks import check, keep_ports, run
 from models import (
     Mixed,
     assert_same_gradients,
@@ -510,8 +510,9 @@ def no_warning_of_torch():
 
 @check
 def destroyed_and_made_again():
-    take_another_port()
+    ports = keep_ports(1)
     dist.destroy_process_group()
+    next(ports)
     dist.init_process_group("gloo")
     train(*pair(mlp(29)), 2, square)
     dist.destroy_process_group()

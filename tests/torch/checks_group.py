@@ -5,7 +5,7 @@ import itertools
 
 import torch
 import torch.distributed as dist
-from checks import check, run, take_another_port
+from checks import check, keep_ports, run
 from group_world import (
     BACKENDS,
     FLOATS,
@@ -451,8 +451,9 @@ def what_older_torch_lacks_is_torchs_own_error():
 
 @check
 def destroyed_and_made_again():
-    take_another_port()
+    ports = keep_ports(1)
     dist.destroy_process_group()
+    next(ports)
     dist.init_process_group("paceline", timeout=datetime.timedelta(seconds=60))
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
