@@ -184,6 +184,10 @@ void Connector::take_proof(Incoming& in, const Proof& proof, Packet& packet,
   if (candidate.state == State::kConnecting && options_.rank < hello.from) {
     return refuse(in, RefusalReason::kDuplicate, "the other connection of the pair is used");
   }
+  // Two that call each other at once: its call comes after this rank's own was answered.
+  const pid_t pid = peer_pid(in.socket.get());
+  if (candidate.state == State::kReady && pid != 0 && pid == candidate.pid)
+    return refuse(in, RefusalReason::kDuplicate, "the other connection of the pair is used");
   if (candidate.state == State::kReady || candidate.state == State::kGone) {
     return refuse(in, RefusalReason::kMember,
                   fmt::format("rank {} is already connected, or gone", hello.from));
@@ -202,7 +206,7 @@ void Connector::take_proof(Incoming& in, const Proof& proof, Packet& packet,
   if (proof.has_pidfd) parts.pidfd = std::move(packet.fds[2]);
   parts.ring_bytes = proof.ring_bytes;
   parts.side = 1;
-  parts.pid = peer_pid(in.socket.get());
+  parts.pid = pid;
   parts.no_vm_read = vm_reason(parts.pid, proof.probe);
   Welcome welcome{static_cast<bool>(pidfd_), {reinterpret_cast<uintptr_t>(token_.data()), token_}};
   const int fds[2] = {bell_, pidfd_.get()};
@@ -214,6 +218,7 @@ void Connector::take_proof(Incoming& in, const Proof& proof, Packet& packet,
   parts.socket = std::move(in.socket);
   drop_outgoing(hello.from);
   candidate.state = State::kReady;
+  candidate.pid = pid;
   auto link = std::make_unique<Link>(std::move(parts));
   outcomes.push_back({hello.from, std::move(link), Status::ok()});
 }
@@ -326,6 +331,7 @@ void Connector::take_welcome(Rank rank, const Welcome& welcome, Packet& packet,
   parts.socket = std::move(out.socket);
   drop_outgoing(rank);
   of(rank).state = State::kReady;
+  of(rank).pid = parts.pid;
   auto link = std::make_unique<Link>(std::move(parts));
   outcomes.push_back({rank, std::move(link), Status::ok()});
 }

@@ -63,6 +63,7 @@ class Connector {
   struct Candidate {
     std::string address;
     State state = State::kNone;
+    pid_t pid = 0;  ///< kReady: of the process at the other end; 0: this namespace can't name it
     std::unique_ptr<Outgoing> outgoing;
   };
 

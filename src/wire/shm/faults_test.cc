@@ -151,6 +151,38 @@ TEST(Strangers, WrongSecretIsRefusedOnBothSidesAndTheOthersGoOn) {
       });
 }
 
+TEST(Strangers, ARankThatWasStartedTwiceIsRefusedByName) {
+  run_ranks(3, [](Node& node) {
+    if (node.rank < 2) talk(node, 1 - node.rank, 0);
+    node.meet();
+    if (node.rank == 2) {
+      ShmOptions twin;
+      twin.rank = 1;
+      twin.size = 3;
+      twin.secret = "a secret of this test";
+      twin.version = "test 1";
+      auto made = ShmChannel::create(std::move(twin));
+      ASSERT_TRUE(made.is_ok()) << made.status().to_string();
+      auto& channel = **made;
+      channel.set_peer(0, node.board.address[0], "host-0");
+      const std::vector<std::byte> word(8);
+      channel.send(0, 1, 0, word, 1);
+      Events events;
+      const bool ended = node.until([&] {
+        channel.progress(node.clock.now(), events);
+        return !events.completions.empty();
+      });
+      ASSERT_TRUE(ended);
+      const Status& why = events.completions[0].status;
+      EXPECT_EQ(why.code(), Code::kPeerLost) << why.to_string();
+      EXPECT_NE(why.message().find("rank 1 is already connected"), std::string::npos)
+          << why.to_string();
+    }
+    node.meet();
+    if (node.rank < 2) talk(node, 1 - node.rank, 5000);
+  });
+}
+
 TEST(Strangers, AnotherVersionIsRefusedByName) {
   run_ranks(
       2,
@@ -550,9 +582,13 @@ TEST(Waiting, WakeFromAnotherThread) {
   });
 }
 
+// Two that call each other are no strangers, whichever call is answered first: nobody hears of it.
 TEST(Connecting, EverybodyWithEverybodyAtOnce) {
   for (int round = 0; round < 3; ++round) {
     run_ranks(6, [](Node& node) {
+      std::FILE* said = std::tmpfile();
+      ASSERT_NE(said, nullptr);
+      ::dup2(::fileno(said), STDERR_FILENO);
       std::vector<std::vector<std::byte>> in(6, std::vector<std::byte>(8));
       auto word = pattern(8, static_cast<unsigned>(node.rank));
       node.meet();
@@ -571,6 +607,11 @@ TEST(Connecting, EverybodyWithEverybodyAtOnce) {
       }
       EXPECT_TRUE(node.losses.empty());
       node.meet();
+      std::array<char, 4096> text{};
+      std::rewind(said);
+      (void)std::fread(text.data(), 1, text.size() - 1, said);
+      EXPECT_STREQ(text.data(), "");
+      std::fclose(said);
     });
   }
 }
