@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -165,6 +166,27 @@ inline void run_ranks(int ranks, const Body& body, const Tweak& tweak = {},
     }
   }
   ::munmap(board, sizeof(Board));
+}
+
+inline std::vector<std::byte> pattern(std::size_t bytes, unsigned seed) {
+  std::vector<std::byte> data(bytes);
+  std::minstd_rand random(seed + 1);
+  for (auto& b : data) b = static_cast<std::byte>(random() >> 8);
+  return data;
+}
+
+/// Both directions of a short and a long message with `peer`.
+inline void talk(Node& node, Rank peer, uint64_t tag) {
+  const std::size_t sizes[] = {100, 300'000};
+  for (std::size_t bytes : sizes) {
+    auto out = pattern(bytes, static_cast<unsigned>(node.rank));
+    std::vector<std::byte> in(bytes);
+    node.channel->send(peer, tag + bytes, 1, out, 1);
+    node.channel->receive(peer, tag + bytes, 1, {in.data(), nullptr, in.size()}, 2);
+    EXPECT_TRUE(node.wait(1).status.is_ok());
+    EXPECT_TRUE(node.wait(2).status.is_ok());
+    EXPECT_EQ(in, pattern(bytes, static_cast<unsigned>(peer)));
+  }
 }
 
 }  // namespace paceline::wire::shm::testing

@@ -1,0 +1,149 @@
+// Who connects with whom: all at once, and strangers, who are refused by name while the others go on.
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+
+#include "wire/shm/packet.h"
+#include "wire/shm/testing.h"
+
+namespace paceline::wire::shm::testing {
+namespace {
+
+TEST(Strangers, WrongSecretIsRefusedOnBothSidesAndTheOthersGoOn) {
+  run_ranks(
+      3,
+      [](Node& node) {
+        std::vector<std::byte> word(8);
+        if (node.rank == 2) {
+          node.channel->send(0, 1, 0, word, 1);
+          Completion c = node.wait(1);
+          EXPECT_EQ(c.status.code(), Code::kUnauthenticated) << c.status.to_string();
+          EXPECT_NE(c.status.message().find("rank 0"), std::string::npos);
+          node.meet();
+          return;
+        }
+        talk(node, 1 - node.rank, 0);
+        node.channel->send(2, 1, 0, word, 1);
+        Completion c = node.wait(1);
+        EXPECT_EQ(c.status.code(), Code::kUnauthenticated) << c.status.to_string();
+        talk(node, 1 - node.rank, 5000);
+        node.meet();
+      },
+      [](ShmOptions& o) {
+        if (o.rank == 2) o.secret = "another secret";
+      });
+}
+
+TEST(Strangers, ARankThatWasStartedTwiceIsRefusedByName) {
+  run_ranks(3, [](Node& node) {
+    if (node.rank < 2) talk(node, 1 - node.rank, 0);
+    node.meet();
+    if (node.rank == 2) {
+      ShmOptions twin;
+      twin.rank = 1;
+      twin.size = 3;
+      twin.secret = "a secret of this test";
+      twin.version = "test 1";
+      auto made = ShmChannel::create(std::move(twin));
+      ASSERT_TRUE(made.is_ok()) << made.status().to_string();
+      auto& channel = **made;
+      channel.set_peer(0, node.board.address[0], "host-0");
+      const std::vector<std::byte> word(8);
+      channel.send(0, 1, 0, word, 1);
+      Events events;
+      const bool ended = node.until([&] {
+        channel.progress(node.clock.now(), events);
+        return !events.completions.empty();
+      });
+      ASSERT_TRUE(ended);
+      const Status& why = events.completions[0].status;
+      EXPECT_EQ(why.code(), Code::kPeerLost) << why.to_string();
+      EXPECT_NE(why.message().find("rank 1 is already connected"), std::string::npos)
+          << why.to_string();
+    }
+    node.meet();
+    if (node.rank < 2) talk(node, 1 - node.rank, 5000);
+  });
+}
+
+TEST(Strangers, AnotherVersionIsRefusedByName) {
+  run_ranks(
+      2,
+      [](Node& node) {
+        std::vector<std::byte> word(8);
+        node.channel->send(1 - node.rank, 1, 0, word, 1);
+        Completion c = node.wait(1);
+        if (c.status.code() == Code::kMismatch) {
+          EXPECT_NE(c.status.message().find("build 9"), std::string::npos) << c.status.message();
+          node.board.flags[0].fetch_add(1);
+        }
+        EXPECT_FALSE(c.status.is_ok());
+        node.meet();
+        EXPECT_GE(node.board.flags[0].load(), 1U);
+      },
+      [](ShmOptions& o) {
+        if (o.rank == 1) o.version = "build 9";
+      });
+}
+
+TEST(Strangers, RandomBytesOnTheSocketAreRefused) {
+  run_ranks(2, [](Node& node) {
+    if (node.rank == 0) {
+      std::mt19937 random(std::random_device{}());
+      for (int i = 0; i < 50; ++i) {
+        auto socket = connect_to(node.board.address[1]);
+        ASSERT_TRUE(socket.is_ok()) << socket.status().to_string();
+        std::vector<std::byte> junk(1 + random() % 2000);
+        for (auto& b : junk) b = static_cast<std::byte>(random());
+        if (i % 3 == 0) {  // a true beginning with a false end
+          const std::byte magic[] = {std::byte{'P'}, std::byte{'L'}, std::byte{'S'},
+                                     std::byte{'H'}, std::byte{1},   {}};
+          std::copy_n(magic, std::min(junk.size(), std::size(magic)), junk.begin());
+        }
+        const int fds[] = {0, 1, 2};
+        (void)send_packet(socket->get(), junk, std::span(fds, static_cast<std::size_t>(i % 4)));
+      }
+    }
+    talk(node, 1 - node.rank, 0);
+    EXPECT_TRUE(node.losses.empty());
+    node.meet();
+  });
+}
+
+// Two that call each other are no strangers, whichever call is answered first: nobody hears of it.
+TEST(Connecting, EverybodyWithEverybodyAtOnce) {
+  for (int round = 0; round < 3; ++round) {
+    run_ranks(6, [](Node& node) {
+      std::FILE* said = std::tmpfile();
+      ASSERT_NE(said, nullptr);
+      ::dup2(::fileno(said), STDERR_FILENO);
+      std::vector<std::vector<std::byte>> in(6, std::vector<std::byte>(8));
+      auto word = pattern(8, static_cast<unsigned>(node.rank));
+      node.meet();
+      for (Rank peer = 0; peer < 6; ++peer) {
+        if (peer == node.rank) continue;
+        const auto p = static_cast<uint64_t>(peer);
+        node.channel->send(peer, 1, 0, word, 10 + p);
+        node.channel->receive(peer, 1, 0, {in[p].data(), nullptr, 8}, 20 + p);
+      }
+      for (Rank peer = 0; peer < 6; ++peer) {
+        if (peer == node.rank) continue;
+        const auto p = static_cast<uint64_t>(peer);
+        EXPECT_TRUE(node.wait(10 + p).status.is_ok());
+        EXPECT_TRUE(node.wait(20 + p).status.is_ok());
+        EXPECT_EQ(in[p], pattern(8, static_cast<unsigned>(peer)));
+      }
+      EXPECT_TRUE(node.losses.empty());
+      node.meet();
+      std::array<char, 4096> text{};
+      std::rewind(said);
+      (void)std::fread(text.data(), 1, text.size() - 1, said);
+      EXPECT_STREQ(text.data(), "");
+      std::fclose(said);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace paceline::wire::shm::testing
