@@ -181,12 +181,11 @@ void Connector::take_proof(Incoming& in, const Proof& proof, Packet& packet,
                     hello.from, hello.version, options_.rank, options_.version));
   }
   auto& candidate = of(hello.from);
-  if (candidate.state == State::kConnecting && options_.rank < hello.from) {
-    return refuse(in, RefusalReason::kDuplicate, "the other connection of the pair is used");
-  }
-  // Two that call each other at once: its call comes after this rank's own was answered.
   const pid_t pid = peer_pid(in.socket.get());
-  if (candidate.state == State::kReady && pid != 0 && pid == candidate.pid)
+  // Two that call each other at once: the lower rank's call counts, or this rank's own was answered already.
+  const bool calling = candidate.state == State::kConnecting && options_.rank < hello.from;
+  const bool answered = candidate.state == State::kReady && pid != 0 && pid == candidate.pid;
+  if (calling || answered)
     return refuse(in, RefusalReason::kDuplicate, "the other connection of the pair is used");
   if (candidate.state == State::kReady || candidate.state == State::kGone) {
     return refuse(in, RefusalReason::kMember,
