@@ -55,6 +55,7 @@ def command_of(model, args, out, until, first, skipped):
     rank += ["--settings", json.dumps(args.settings), "--loaders", str(args.loaders)]
     rank += ["--smoke"] if args.smoke else []
     rank += ["--profile", *args.profile] if args.profile else []
+    rank += ["--profile-operators"] if args.profile_operators else []
     return [*lab, "--", *rank, "--paths", *(p for p in args.paths if p not in skipped)]
 
 
@@ -200,6 +201,7 @@ def arguments():
     parser.add_argument(
         "--profile", nargs="+", default=[], metavar="PATH", help="write torch's trace of these paths to OUT, too"
     )
+    parser.add_argument("--profile-operators", action="store_true", help="the host's operators too: it is slower then")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench-gpu")
     parser.add_argument("--plan", action="store_true", help="print what would run and check the models; run nothing")
     parser.add_argument("--smoke", action="store_true", help="small models on CPUs")

@@ -33,7 +33,8 @@ class HostParts:
             return
         communicator = attachment.endpoint.communicator
         calls = [name for name in ("all_reduce", "join", "submit") if hasattr(communicator, name)]
-        watched = [(attachment, "all_reduce", "hook"), *((communicator, name, "library") for name in calls)]
+        hook = (attachment, "all_reduce") if attachment.overlap is None else (attachment.overlap, "take")
+        watched = [(*hook, "hook"), *((communicator, name, "library") for name in calls)]
         for owner, name, part in watched:
             setattr(owner, name, self._timed(getattr(owner, name), part))
         try:

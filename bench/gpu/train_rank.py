@@ -266,9 +266,11 @@ class Bench:
             self.barrier()
 
     def _profiler(self):
-        """Of the GPU alone where there is one: to note operators slows the host down, and then that is what shows."""
+        """Of the GPU alone unless asked: to note operators slows the host down, and then that is what shows."""
         kind = torch.profiler.ProfilerActivity
-        return torch.profiler.profile(activities=[kind.CUDA if self.device.type == "cuda" else kind.CPU])
+        operators = self.args.profile_operators or self.device.type != "cuda"
+        activities = ([kind.CPU] if operators else []) + ([kind.CUDA] if self.device.type == "cuda" else [])
+        return torch.profiler.profile(activities=activities)
 
     def _time_for_a_round(self):
         enough = time.time() + sum(v.expected for v in self.variants) < self.args.until
@@ -406,6 +408,7 @@ def main():
     parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--profile", nargs="*", default=[])
+    parser.add_argument("--profile-operators", action="store_true")
     parser.add_argument("--settings", type=json.loads, default={}, help="PACELINE_* variables of our paths")
     args = parser.parse_args()
     os.environ["NCCL_HOSTID"] = f"node{int(os.environ['RANK']) // int(os.environ.get('PACELINE_LAB_SLOTS', '1'))}"

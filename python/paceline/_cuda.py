@@ -81,6 +81,18 @@ class CudaStats(_library._Sized):
     ]
 
 
+class Prepared:
+    """The arguments of an all-reduce as the C ABI takes them. A model's hook has some microseconds for each bucket."""
+
+    __slots__ = ("arguments", "operation", "operation_reference", "reference")
+
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.operation = c_uint64()
+        self.reference = byref(arguments)
+        self.operation_reference = byref(self.operation)
+
+
 _CODE = c_int
 _CUDA = c_void_p
 PROTOTYPES = {
@@ -180,6 +192,7 @@ class CudaCommunicator:
         if code:
             raise from_code(code, core._text(self._library.paceline_cuda_error(None)))
         self._handle = handle
+        self._all_reduce = self._library.paceline_cuda_all_reduce
         communicator.before_close(self._destroy)
 
     @property
@@ -222,6 +235,26 @@ class CudaCommunicator:
         factor: multiplied into every rank's values; row_elements: not 0 where the buffer has rows of so many elements
         and few of them are not zero: only those travel, while that takes fewer bytes.
         """
+        made = self.prepare(
+            pointer, count, dtype, reduce_op, codec, ratio, momentum, segments, name, factor, row_elements
+        )
+        return self.submit(made, stream)
+
+    def prepare(
+        self,
+        pointer,
+        count,
+        dtype,
+        reduce_op=core.AVERAGE,
+        codec=CODEC_SETTINGS,
+        ratio=0.0,
+        momentum=0.0,
+        segments=None,
+        name=b"",
+        factor=1.0,
+        row_elements=0,
+    ):
+        """The arguments of :meth:`all_reduce` but the stream, laid out once for any number of :meth:`submit`."""
         args = CudaArgs(
             data=pointer,
             count=count,
@@ -230,7 +263,6 @@ class CudaCommunicator:
             codec=codec,
             ratio=ratio,
             momentum=momentum,
-            stream=stream,
             name=name,
             factor=factor,
             row_elements=row_elements,
@@ -238,9 +270,18 @@ class CudaCommunicator:
         if segments is not None:
             args.segments = segments
             args.segment_count = len(segments)
-        op = c_uint64()
-        self._check(self._library.paceline_cuda_all_reduce(self._open(), byref(args), byref(op)))
-        return op.value
+        return Prepared(args)
+
+    def submit(self, prepared, stream):
+        """:meth:`all_reduce` of what :meth:`prepare` has returned."""
+        handle = self._handle
+        if handle is None:
+            self._open()  # raises
+        prepared.arguments.stream = stream
+        code = self._all_reduce(handle, prepared.reference, prepared.operation_reference)
+        if code:
+            self._check(code)
+        return prepared.operation.value
 
     def collective(self, arguments):
         """Enqueues a reduce-scatter, all-gather or broadcast: :class:`CudaCollectiveArgs`. Returns the operation."""

@@ -46,9 +46,9 @@ class Communicator(_cuda.CudaCommunicator):
         self.asked = []  # (elements, elements of a row) of every all-reduce
         self._finite = True
 
-    def all_reduce(self, pointer, count, *arguments, row_elements=0, **named):
-        self.asked.append((count, row_elements))
-        return super().all_reduce(pointer, count, *arguments, row_elements=row_elements, **named)
+    def submit(self, prepared, stream):
+        self.asked.append((prepared.arguments.count, prepared.arguments.row_elements))
+        return super().submit(prepared, stream)
 
     def join(self, op, stream):
         super().join(op, stream)
@@ -58,10 +58,6 @@ class Communicator(_cuda.CudaCommunicator):
     def wait_arrival(self, timeout=0.0):
         finite, self._finite = self._finite, True
         return super().wait_arrival(timeout) and finite
-
-
-class _Stream:
-    cuda_stream = 0
 
 
 class _Endpoint:
@@ -105,6 +101,7 @@ class _Carrier(carriers.CpuCarrier):
     in_order = True
     parts = cuda_overlap.CudaCarrier.parts
     submit = cuda_overlap.CudaCarrier.submit
+    _calls = cuda_overlap.CudaCarrier._calls
 
     def __init__(self, attachment):
         super().__init__(attachment)
@@ -125,12 +122,14 @@ class _Carrier(carriers.CpuCarrier):
         return finite
 
     def reduce_now(self, buffers):
-        for operation in [self._attachment.submit(buffer, None, b"probe") for buffer in buffers]:
+        calls = [self._attachment.prepare(buffer, None, b"probe") for buffer in buffers]
+        for operation in [self._attachment.submit(call) for call in calls]:
             self.wait(operation)
 
-    def updating(self, flight):
+    gate = cuda_overlap.CudaCarrier.gate
+
+    def before_update(self, flight):
         self.use_gradients(flight)
-        return super().updating(flight)
 
     def use_gradients(self, flight):
         if flight.operation is not None:
@@ -140,7 +139,7 @@ class _Carrier(carriers.CpuCarrier):
 optimizer._carrier_of = _Carrier
 ddp._attachment_for = _attachment_for
 cuda_ddp.Future = lambda devices: torch.futures.Future()
-torch.cuda.current_stream = lambda device=None: _Stream
+cuda_ddp.stream_handle = lambda device: 0
 
 
 @contextlib.contextmanager

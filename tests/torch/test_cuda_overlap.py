@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline._torch import cuda_overlap, cuda_steps, optimizer
+from paceline._torch.attachment import Attachment
 from paceline._torch.overlap import Overlap
 from paceline.errors import PeerLostError, UnsupportedError
 
@@ -84,8 +86,12 @@ class FakeEndpoint:
 class FakeAttachment:
     """What CudaCarrier uses of a CudaAttachment."""
 
-    def __init__(self):
+    other_buckets = Attachment.other_buckets
+
+    def __init__(self, model):
         self.endpoint = FakeEndpoint()
+        self._ddp = weakref.ref(model)
+        self._rebuilt = None
 
     def process_group(self):
         return None
@@ -99,11 +105,15 @@ class FakeAttachment:
     def usual_elements(self):
         return 1 << 20
 
-    def submit_span(self, buffer, first, elements, name):
-        LOG.append(("path", "takes", (first, elements)))
-        return self.endpoint.communicator.all_reduce()
+    def prepare(self, *_):
+        return None
 
-    def submit(self, *_):
+    def prepare_span(self, buffer, first, elements, name):
+        return first, elements
+
+    def submit(self, calls):
+        if calls is not None:
+            LOG.append(("path", "takes", calls))
         return self.endpoint.communicator.all_reduce()
 
 
@@ -129,7 +139,7 @@ def trained(monkeypatch, request):
     request.addfinalizer(dist.destroy_process_group)
     net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1e-6)
-    attachment = FakeAttachment()
+    attachment = FakeAttachment(model)
     overlap = Overlap(model, cuda_overlap.CudaCarrier(attachment), {})
 
     def hook(state, bucket):
@@ -154,9 +164,9 @@ def trained(monkeypatch, request):
 _update = optimizer._Overlapped._paceline_update
 
 
-def logged_update(self, groups, places, pairs):
+def logged_update(self, groups, places, pairs, gate):
     LOG.append((torch.cuda.current_stream().name, "updates", len(pairs)))
-    _update(self, groups, places, pairs)
+    _update(self, groups, places, pairs, gate)
 
 
 def one_pass(model, made):

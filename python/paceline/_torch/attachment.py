@@ -31,6 +31,14 @@ class Attachment:
         _models += 1
         self._elements = sum(p.numel() for _, p, _ in self.keyed_parameters())  # those that DDP reduces from now on
         self._delayed = None
+        self._rebuilt = None
+
+    def other_buckets(self):
+        """Asked as a pass begins: whether DDP may have made other buckets, which may lie where the former did."""
+        rebuilt = getattr(self._ddp(), "_has_rebuilt_buckets", None)
+        other = rebuilt is None or rebuilt is not self._rebuilt
+        self._rebuilt = rebuilt
+        return other
 
     def numbered(self, bucket):
         """The bucket that DDP hands over, with its own number in any pass."""

@@ -37,6 +37,10 @@ class Carrier:
         """What the engine does not carry; a future."""
         return average_by_process_group(self.process_group, buffer, self._attachment.endpoint.size)
 
+    def other_buckets(self):
+        """See Attachment."""
+        return self._attachment.other_buckets()
+
     def layout(self, bucket):
         """The bucket's segments and name, for submit()."""
         return self._attachment.layout(bucket)
@@ -103,11 +107,22 @@ class CpuCarrier(Carrier):
     def requested(self):
         """Updates are about to be asked for: they come after what the script has done so far."""
 
+    def gate(self, _optimizer, _kind):
+        """A number on the device at which the optimizer's kernels change nothing; None: the host waits for arrival."""
+        return None
+
     @contextlib.contextmanager
-    def updating(self, _flight):
+    def updating(self):
+        """Where updates are made."""
         # A read may come from anywhere: the state of an optimizer must not become an inference tensor.
         with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
             yield
+
+    def before_update(self, _flight):
+        """What comes next inside updating() reads the flight's gradients and changes its parameters."""
+
+    def after_update(self, flight):
+        """And now has."""
 
     def use_gradients(self, _flight):
         """Gradients that have arrived may be read at once."""

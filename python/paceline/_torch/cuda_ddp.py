@@ -1,8 +1,12 @@
 """DDP's comm hook for CUDA models: a bucket is handed over in stream order and the host goes on at once.
 
-The futures that DDP gets are completed with the last bucket of the pass, when the stream that computes has joined all
-of them: a stream that waited beside it would slow its kernels down. DDP looks at them only afterwards. Nothing here
-waits for the network; the optimizer's step does (cuda_steps.py).
+DDP looks at the futures that it gets when the pass has ended. One of them is completed with the last bucket of the pass,
+when the stream that computes has joined all: a stream that waited beside it would slow its kernels down. The others need
+say nothing, and are complete from the beginning. Nothing here waits for the network; the optimizer's step does
+(cuda_steps.py).
+
+The hook stands in the way of the thread that launches the model's kernels, and models of many small kernels have none to
+spare: what a bucket's call needs is worked out once (Prepared) and kept until DDP makes other buckets.
 """
 
 import torch
@@ -17,6 +21,26 @@ _HALF = (torch.float16, torch.bfloat16)
 _RESIDUAL_CODECS = ("topk", "int8")
 
 
+def stream_handle(device):
+    """The stream on which work for the device is enqueued now."""
+    return torch._C._cuda_getCurrentRawStream(device.index)
+
+
+class _Bucket:
+    """What is known of a bucket from pass to pass.
+
+    calls: CudaCommunicator.prepare()'s, one after the other. future: complete, with the bucket's buffer.
+    """
+
+    __slots__ = ("calls", "elements", "future", "pointer")
+
+    def __init__(self, buffer, calls):
+        self.pointer = buffer.data_ptr()
+        self.elements = buffer.numel()
+        self.calls = calls
+        self.future = None
+
+
 class CudaAttachment(Attachment):
     """A model on one CUDA device."""
 
@@ -29,7 +53,9 @@ class CudaAttachment(Attachment):
         self._rows = rows.of_model(ddp.module, endpoint.codec)
         self._parts = {}
         rows.say(endpoint.rank, self._rows, self.keyed_parameters())
-        self._open = []  # (future, buffer, operation) of this pass
+        self._known = {}  # by number
+        self._open = None  # (future, buffer) that is completed with this pass
+        self._last = 0  # operation of this pass
         #: torch's optimizers fused into the backward pass look at a bucket's future at once.
         self._each_at_once = any(hasattr(p, "_in_backward_optimizers") for p in ddp.module.parameters())
 
@@ -42,40 +68,50 @@ class CudaAttachment(Attachment):
 
     def all_reduce(self, bucket):
         """Enqueues the average of a bucket over the ranks; the future holds the bucket's own buffer."""
-        buffer = bucket.buffer()
-        endpoint = self.endpoint
-        if bucket.index() == 0:
-            self._open = []  # a pass that raised has left them
-        if not self.carries(buffer):
-            if bucket.is_last():
-                self._complete()
-            return average_by_process_group(self.process_group(), buffer, endpoint.size)
-        steps = endpoint.steps
-        steps.submitted(bucket.index() == 0, self._model)
+        buffer, index, last = bucket.buffer(), bucket.index(), bucket.is_last()
+        if index == 0:
+            self._open = None  # a pass that raised has left it
+            if self.other_buckets():
+                self._known.clear()
+        known = self._known.get(index)
+        if known is None or known.pointer != buffer.data_ptr() or known.elements != buffer.numel():
+            if not self.carries(buffer):
+                if last:
+                    self._complete()
+                return average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+            known = self._known[index] = _Bucket(buffer, self.prepare(buffer, *self.encoded_layout(bucket)))
+        steps = self.endpoint.steps
+        steps.submitted(index == 0, self._model)
         try:
-            op = self.submit(buffer, *self.encoded_layout(bucket))
+            self._last = self.submit(known.calls)
         except BaseException:
             steps.not_submitted()
             raise
-        future = Future(devices=[endpoint.device])
         if self._each_at_once or self.join_work is not None:
-            self._complete_aside(future, buffer, op, bucket.is_last())
+            future = Future(devices=[self.endpoint.device])
+            self._complete_aside(future, buffer, self._last, last)
             return future
-        self._open.append((future, buffer, op))
-        if bucket.is_last():
+        if self._open is None:
+            future = Future(devices=[self.endpoint.device])
+            self._open = future, buffer
+        else:
+            future = known.future
+            if future is None:
+                future = known.future = Future(devices=[self.endpoint.device])
+                future.set_result(buffer)
+        if last:
             self._complete()
         return future
 
     def _complete(self):
         """The current stream joins the pass's operations; a later one's end is behind all earlier ones."""
-        open_, self._open = self._open, []
-        if not open_:
+        open_, self._open = self._open, None
+        if open_ is None:
             return
         endpoint = self.endpoint
-        stream = torch.cuda.current_stream(endpoint.device)
-        endpoint.communicator.join(open_[-1][2], stream.cuda_stream)
-        for future, buffer, _ in open_:
-            future.set_result(buffer)
+        endpoint.communicator.join(self._last, stream_handle(endpoint.device))
+        future, buffer = open_
+        future.set_result(buffer)
 
     def _complete_aside(self, future, buffer, op, last):
         """One operation, joined by a stream of its own."""
@@ -90,30 +126,34 @@ class CudaAttachment(Attachment):
         """Whether the path takes the buffer; others travel by torch's process group."""
         return buffer.dtype in _DTYPES and buffer.layout == torch.strided
 
-    def submit(self, buffer, segments, name, parts=()):
-        """Enqueues the average of a bucket's buffer, in place, behind the current stream; returns the (last) op."""
+    def prepare(self, buffer, segments, name, parts=()):
+        """The calls that average a bucket's buffer in place, for submit()."""
         if not parts:
-            return self._submit(buffer.data_ptr(), buffer.numel(), buffer.dtype, name, segments=segments)
-        operation = 0
-        for first, elements, row_elements, part_name in parts:
-            pointer = buffer.data_ptr() + first * buffer.element_size()
-            operation = self._submit(pointer, elements, buffer.dtype, part_name, row_elements=row_elements)
+            return [self._prepared(buffer, 0, buffer.numel(), name, segments=segments)]
+        return [
+            self._prepared(buffer, first, elements, part_name, row_elements=row_elements)
+            for first, elements, row_elements, part_name in parts
+        ]
+
+    def prepare_span(self, buffer, first, elements, name):
+        """The same for some elements of a bucket, without residuals: the ranks cut it alike."""
+        return [self._prepared(buffer, first, elements, b"%s, %d" % (name, first))]
+
+    def submit(self, calls):
+        """Enqueues them behind the current stream; returns the (last) operation."""
+        communicator, operation = self.endpoint.communicator, 0
+        stream = stream_handle(self.endpoint.device)
+        for call in calls:
+            operation = communicator.submit(call, stream)
         return operation
 
-    def submit_span(self, buffer, first, elements, name):
-        """The same for some elements of a bucket, without residuals: the ranks cut it alike."""
-        pointer = buffer.data_ptr() + first * buffer.element_size()
-        return self._submit(pointer, elements, buffer.dtype, b"%s, %d" % (name, first))
-
-    def _submit(self, pointer, elements, dtype, name, **arguments):
-        endpoint = self.endpoint
-        return endpoint.communicator.all_reduce(
-            pointer,
+    def _prepared(self, buffer, first, elements, name, **arguments):
+        return self.endpoint.communicator.prepare(
+            buffer.data_ptr() + first * buffer.element_size(),
             elements,
-            _DTYPES[dtype],
-            torch.cuda.current_stream(endpoint.device).cuda_stream,
-            codec=self._codec(dtype),
-            momentum=endpoint.momentum,
+            _DTYPES[buffer.dtype],
+            codec=self._codec(buffer.dtype),
+            momentum=self.endpoint.momentum,
             name=name,
             **arguments,
         )

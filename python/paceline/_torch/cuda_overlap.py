@@ -1,8 +1,10 @@
-"""How the buckets of an overlapped CUDA model travel: in stream order, with the host as the gate before each update.
+"""How the buckets of an overlapped CUDA model travel: in stream order, with a gate before each update.
 
-The kernels of an update are enqueued on a stream of their own, behind the stream's wait for the bucket, once the host
-knows that the bucket has come over the network: what a fault leaves half received meets no optimizer. The stream that
-computes the forward pass waits, on the device, for the updates of the layer that it comes to.
+The kernels of an update are enqueued on a stream of their own, behind the stream's wait for the bucket. What a fault
+leaves half received must meet no optimizer: fused ones read on the device whether all has arrived (gates.py), so that
+step() enqueues all updates and the host goes on; those of others are enqueued once the host knows that the bucket has
+come over the network. The stream that computes the forward pass waits, on the device, for the updates of the layer that
+it comes to.
 """
 
 import contextlib
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from paceline._torch import gates
 from paceline._torch.carriers import Carrier
 from paceline.errors import PacelineError
 
@@ -48,9 +51,15 @@ class CudaCarrier(Carrier):
 
     def submit(self, flight, part):
         """See Carrier."""
+        calls = flight.calls.get(part)
+        if calls is None:
+            calls = flight.calls[part] = self._calls(flight, part)
+        return self._attachment.submit(calls)
+
+    def _calls(self, flight, part):
         if len(flight.parts) == 1:
-            return self._attachment.submit(flight.buffer, *flight.layout)
-        return self._attachment.submit_span(flight.buffer, *flight.parts[part], flight.layout[1])
+            return self._attachment.prepare(flight.buffer, *flight.layout)
+        return self._attachment.prepare_span(flight.buffer, *flight.parts[part], flight.layout[1])
 
     def average_in_place(self, buffer):
         """Types that the path does not take: torch's all-reduce, in stream order."""
@@ -76,7 +85,9 @@ class CudaCarrier(Carrier):
     def reduce_now(self, buffers):
         stream = torch.cuda.current_stream(self.device)
         for buffer in buffers:
-            operation = self._attachment.submit(buffer, None, b"probe of the order of buckets")
+            operation = self._attachment.submit(
+                self._attachment.prepare(buffer, None, b"probe of the order of buckets")
+            )
         self._communicator.wait_operation(operation)  # they arrive in order
         self._communicator.join(operation, stream.cuda_stream)
         stream.synchronize()
@@ -85,19 +96,29 @@ class CudaCarrier(Carrier):
         """Updates come after all that the current stream holds by now: it may still read the parameters."""
         self._asked = torch.cuda.current_stream(self.device).record_event()
 
+    def gate(self, optimizer, kind):
+        """See Carrier, gates.py."""
+        return self.steps.gate() if gates.fits(optimizer, kind) else None
+
     @contextlib.contextmanager
-    def updating(self, flight):
-        """What is enqueued inside changes the flight's parameters."""
+    def updating(self):
+        """What is enqueued inside changes parameters."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
             stack.enter_context(torch.autocast("cuda", enabled=False))
             stack.enter_context(torch.cuda.stream(self._updates))
             self._updates.wait_event(self._asked)
-            if flight.operation is not None:
-                self._communicator.join(flight.operation, self._updates.cuda_stream)
             yield
-            flight.updated = self._updates.record_event()
+
+    def before_update(self, flight):
+        """See Carrier."""
+        if flight.operation is not None:
+            self._communicator.join(flight.operation, self._updates.cuda_stream)
+
+    def after_update(self, flight):
+        """See Carrier."""
+        flight.updated = self._updates.record_event()
 
     def use_gradients(self, flight):
         """The current stream may read the bucket from here on."""

@@ -36,10 +36,13 @@ class CudaSteps(residuals.ResidualSteps):
 
     def submitted(self, first, model=0):
         """An operation is about to be submitted; `first`: of this model's backward pass."""
-        if first and (self._gated is not None or model in self._models):
-            self.arrive()  # memory is reserved for one step; where no optimizer stepped, for one pass of the model
+        if first:
+            if self._gated is not None or model in self._models:
+                self.arrive()  # memory is reserved for one step; where no optimizer stepped, for one pass of the model
+            super().submitted(True)
+        elif self.enabled:
+            self._running += 1
         self._models.add(model)
-        super().submitted(first)
         self._under_way += 1
 
     def not_submitted(self):
@@ -79,7 +82,8 @@ class CudaSteps(residuals.ResidualSteps):
         else:
             self.arrive()
 
-    def _give_gate(self, optimizer):
+    def gate(self):
+        """A tensor on the device: 1 where a fault comes before all submitted so far has arrived. Raises what failed."""
         try:
             address = self._communicator().gate()
         except PacelineError as error:
@@ -87,7 +91,10 @@ class CudaSteps(residuals.ResidualSteps):
             raise
         if address not in self._gates:
             self._gates[address] = gates.tensor_at(address, self._endpoint().device)
-        optimizer.found_inf = self._gates[address]
+        return self._gates[address]
+
+    def _give_gate(self, optimizer):
+        optimizer.found_inf = self.gate()
         self._gated = optimizer
 
     def gates(self, optimizer):

@@ -12,10 +12,10 @@ import torch
 _KINDS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
-def fits(optimizer):
-    """Whether this optimizer's kernels look at found_inf, and nobody else has set it."""
+def fits(optimizer, kind=None):
+    """Whether this optimizer's kernels look at found_inf, and nobody else has set it. kind: its class, if derived."""
     return (
-        type(optimizer) in _KINDS
+        (kind or type(optimizer)) in _KINDS
         and getattr(optimizer, "_step_supports_amp_scaling", False)
         and not hasattr(optimizer, "found_inf")
         and not hasattr(optimizer, "grad_scale")

@@ -79,9 +79,9 @@ class ModuleReads:
             if one._parameters and not isinstance(one, torch.jit.ScriptModule):
                 self._watch(one)
 
-    def parameter(self, parameter):
+    def parameter(self, parameter, in_forward=False):
         if self.pending and id(parameter) in self.pending:
-            self._want(parameter)
+            self._want(parameter, in_forward)
 
     def before_model(self):
         """The forward pass of the whole model begins."""
@@ -116,8 +116,8 @@ class _NobodyListens:
 def _before_forward(reads, module, _args):
     if not reads.pending or _compiling():
         return  # a compiled region's guards look at its parameters before it runs
-    for parameter in module._parameters.values():  # tells
-        del parameter
+    for parameter in dict.values(module._parameters):
+        reads.parameter(parameter, in_forward=True)
 
 
 def _is_compiled(module):

@@ -191,12 +191,12 @@ class _Overlapped(_Distributed):
         groups = [{k: _captured(v) for k, v in group.items() if k != "params"} for group in self.param_groups]
         places = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
 
-        def update(pairs):
-            self._paceline_update(groups, places, pairs)
+        def update(pairs, gate=None):
+            self._paceline_update(groups, places, pairs, gate)
 
         now = [p for group in self.param_groups for p in group["params"] if self._paceline_in_hand(p)]
         for one in self._paceline_overlaps:
-            one.request(self, update)
+            one.request(self, update, self._paceline_class)
         if now:
             for parameter in now:
                 self._paceline_wait(parameter)
@@ -246,10 +246,12 @@ class _Overlapped(_Distributed):
         for one in self._paceline_overlaps:
             one.want(parameter)
 
-    def _paceline_update(self, groups, places, pairs):
-        """The former class's step() for these parameters alone, with these gradients."""
+    def _paceline_update(self, groups, places, pairs, gate):
+        """The former class's step() for these parameters alone, with these gradients. gate: see Carrier.gate()."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
+        if gate is not None:
+            part.found_inf = gate
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             part.__dict__[name] = collections.OrderedDict()  # the script's are called once a step
         part.param_groups = [{**group, "params": []} for group in groups]

@@ -5,6 +5,13 @@ updates it wants, with its hyperparameters of that moment. An update is carried 
 gradient has arrived: in step(), or when the forward pass (or anything else that reads through modules) comes to one
 of its parameters. So nothing changes a parameter behind the script's back, and after a fault no parameter has changed
 whose gradient had not arrived.
+
+Where a carrier has a gate for the optimizer (cuda_overlap.py), step() enqueues all updates, the forward pass waits for
+them on the device, and the host learns of their arrival when the next backward pass begins, or when anything but a
+module's forward pass reads a parameter.
+
+All of this is in the way of the thread that launches a model's kernels: what a bucket needs is worked out once, and kept
+until DDP makes other buckets.
 """
 
 import contextlib
@@ -57,22 +64,32 @@ def _contiguous_strides(shape):
 
 
 class Flight:
-    """One bucket: its parameters with views of their gradients, and what is to become of them.
+    """One bucket: its parameters with views of their gradients, and, from pass to pass, what is to become of them.
 
-    parts: [(first element, elements)] that are sent apart. operation: what the carrier calls the part sent last, None
-    until one is. arrived: the host knows that all have. updates: asked for and not made. changed: parameters that
-    updates have changed and nobody has asked for since.
+    parts: [(first element, elements)] that are sent apart. calls: the carrier's. future: complete, for DDP. owned, by
+    the optimizer's id: [(parameter, gradient, stand-in)]; foreign: [(parameter, gradient)] that no optimizer of ours
+    updates; see Overlap._divide().
+
+    operation: what the carrier calls the part sent last, None until one is. arrived: the host knows that all have.
+    updates: asked for and not made. changed: parameters that updates have changed and nobody has asked for since.
     """
 
     __slots__ = (
         "arrived",
         "buffer",
+        "calls",
         "changed",
+        "foreign",
+        "future",
         "gradients",
         "index",
         "layout",
         "operation",
+        "owned",
+        "owners",
         "parts",
+        "pointer",
+        "travels",
         "unsent",
         "updated",
         "updates",
@@ -81,10 +98,22 @@ class Flight:
     def __init__(self, bucket, carrier):
         self.index = bucket.index()
         self.buffer = bucket.buffer()
+        self.pointer = self.buffer.data_ptr()
         self.layout = carrier.layout(bucket)
         self.parts = carrier.parts(self)
-        self.unsent = len(self.parts)
+        self.travels = carrier.carries(self.buffer)
+        self.future = carrier.completed(self.buffer)
         self.gradients = list(gradients_of(bucket))
+        self.calls = {}
+        self.owned = None
+        self.begin()
+
+    def is_of(self, buffer):
+        return self.pointer == buffer.data_ptr() and self.buffer.numel() == buffer.numel()
+
+    def begin(self):
+        """Of a pass."""
+        self.unsent = len(self.parts)
         self.operation = None
         self.arrived = False
         self.updates = []
@@ -104,8 +133,10 @@ class Overlap:
         self._views = ddp.gradient_as_bucket_view
         self._owners = {}
         self._stand_ins = {}
-        self._flights = []
+        self._known = {}  # flights by number
+        self._flights = []  # of the pass
         self._sent = []  # of those, in the order in which they were submitted
+        self._gated = False  # updates that were asked for are on the device's streams, behind a gate
         self._under_way = 0
         self._finite = True
         self._stepped = []
@@ -126,31 +157,40 @@ class Overlap:
         """`optimizer` updates these parameters from now on."""
         for parameter in parameters:
             self._owners[id(parameter)] = weakref.ref(optimizer)
+        for flight in self._known.values():
+            flight.owned = None
 
     # --- the backward pass ------------------------------------------------------------------------------------------
 
     def take(self, bucket):
         """The hook: sends the bucket, or holds it back for its turn. Returns a future that is complete."""
-        if bucket.index() == 0:
+        index, last, buffer = bucket.index(), bucket.is_last(), bucket.buffer()
+        if index == 0:
             self.settle()  # what a backward pass that raised has left behind
             for one in list(self.carrier.steps.overlaps):
                 one.settle()  # residuals are kept or taken back a step at a time
+            if self.carrier.other_buckets():
+                self._known.clear()
             self.order.begin()
-        if bucket.is_last():
+        if last:
             self._when_backward_ends(self._backward_ended)
-        if bucket.buffer().layout != torch.strided:
-            return self.carrier.average_as_torch_does(bucket.buffer())  # DDP waits for it
+        if buffer.layout != torch.strided:
+            return self.carrier.average_as_torch_does(buffer)  # DDP waits for it
         self.taken += 1
-        flight = Flight(bucket, self.carrier)
+        flight = self._known.get(index)
+        if flight is None or not flight.is_of(buffer):
+            flight = self._known[index] = Flight(bucket, self.carrier)
+        else:
+            flight.begin()
         self._flights.append(flight)
-        if self.carrier.carries(flight.buffer):
+        if flight.travels:
             self.order.ready(flight)
         else:
             self.carrier.average_in_place(flight.buffer)
             flight.arrived = True
-        for one, part in self.order.to_send(bucket.is_last()):
+        for one, part in self.order.to_send(last):
             self._send(one, part)
-        return self.carrier.completed(flight.buffer)
+        return flight.future
 
     def _send(self, flight, part):
         ResidualSteps.submitted(self.carrier.steps, False)
@@ -172,17 +212,29 @@ class Overlap:
 
     def _backward_ended(self):
         for flight in self._flights:
-            foreign = []
-            for parameter, gradient in flight.gradients:
-                if parameter.grad is None:
-                    continue  # unused on every rank
-                if self._owner(parameter) is not None:
-                    parameter.grad = self._stand_in(parameter)
-                else:
-                    foreign.append((parameter, gradient))
+            self._divide(flight)
+            for known in flight.owned.values():
+                for parameter, _, stand_in in known:
+                    if parameter.grad is not None:  # else it is unused on every rank
+                        parameter.grad = stand_in
+            foreign = [(p, g) for p, g in flight.foreign if p.grad is not None]
             if foreign:  # an optimizer that is none of ours steps next
                 self._arrive(flight)
                 self._hand_out(flight, foreign)
+
+    def _divide(self, flight):
+        """Whose its parameters are; kept until own() is told of others, or an optimizer is gone."""
+        if flight.owned is not None and all(owner() is not None for owner in flight.owners):
+            return
+        flight.owned, flight.owners, flight.foreign = {}, set(), []
+        for parameter, gradient in flight.gradients:
+            owner = self._owner(parameter)
+            if owner is None:
+                flight.foreign.append((parameter, gradient))
+                continue
+            flight.owners.add(self._owners[id(parameter)])
+            known = flight.owned.setdefault(id(owner), [])
+            known.append((parameter, gradient, self._stand_in(parameter)))
 
     def _owner(self, parameter):
         owner = self._owners.get(id(parameter))
@@ -213,25 +265,33 @@ class Overlap:
         gradient = parameter.grad
         return gradient is not None and gradient is self._stand_ins.get(id(parameter))
 
-    def request(self, optimizer, update):
-        """The optimizer steps: update([(parameter, gradient), …]) is called for each bucket once it has arrived."""
+    def request(self, optimizer, update, kind=None):
+        """The optimizer steps: update([(parameter, gradient), …], gate) is called for each bucket, in its time.
+
+        kind: the class that the optimizer is of, where it was made another. gate: see Carrier.gate().
+        """
         self._raise_error()
         self.carrier.check_optimizer(optimizer)
         found = [(flight, self._pending_of(flight, optimizer)) for flight in self._flights]
         found = [(flight, chosen) for flight, chosen in found if chosen]
         if not found:
             return
+        gate = self.carrier.gate(optimizer, kind)
         self.carrier.requested()
         self._stepped.append(optimizer)
         with self._lock:
             for flight, chosen in found:
-                flight.updates.append((update, chosen))
-                for parameter, _ in chosen:
-                    self.reads.pending[id(parameter)] = flight
-            self._update_what_is_there()
+                flight.updates.append((functools.partial(update, gate=gate), chosen))
+                self.reads.pending.update((id(parameter), flight) for parameter, _ in chosen)
+            if gate is None:
+                self._update_what_is_there()
+            else:
+                self._gated = True
+                self._update_all([flight for flight, _ in found if flight.operation is None] + self._sent)
 
     def _pending_of(self, flight, optimizer):
-        return [(p, g) for p, g in flight.gradients if self._owner(p) is optimizer and self.pending(p)]
+        known = () if flight.owned is None else flight.owned.get(id(optimizer), ())
+        return [(p, g) for p, g, stand_in in known if p.grad is stand_in]
 
     def gradients_in_hand(self, optimizer):
         """Waits for the optimizer's gradients: requested updates are made, the others' .grad are real then."""
@@ -254,7 +314,7 @@ class Overlap:
             left = [(p, g) for p, g in flight.gradients if self.pending(p)]
             if left:
                 self._hand_out(flight, left)
-        self._flights, self._sent = [], []
+        self._flights, self._sent, self._gated = [], [], False
         stepped, self._stepped = self._stepped, []
         for optimizer in stepped:
             self.carrier.steps.optimizer_stepped(optimizer)
@@ -262,8 +322,8 @@ class Overlap:
     # --- reads --------------------------------------------------------------------------------------------------------
 
     @_eager
-    def want(self, parameter):
-        """The parameter is about to be read."""
+    def want(self, parameter, in_forward=False):
+        """The parameter is about to be read. in_forward: by its module's forward pass, on the stream that computes."""
         with self._lock:
             flight = self.reads.pending.get(id(parameter))
             if flight is None:
@@ -272,28 +332,40 @@ class Overlap:
             self.order.wanted()
             if flight.updates and not flight.arrived and not self.carrier.there(flight.operation):
                 self._update_meanwhile(flight)
+            if self._gated and not in_forward:
+                self._arrive(flight)
             self._make_usable(flight)
             self.order.usable(flight)
 
     @_eager
     def finish_updates(self):
-        """Carries out all updates that were asked for."""
+        """Carries out all updates that were asked for, and waits until what they need has arrived."""
         self._raise_error()
         with self._lock:
             for flight in self._flights:
+                if self._gated:
+                    self._arrive(flight)
                 if flight.updates or flight.changed:
+                    self._make_usable(flight)
+
+    def _use_all_updates(self):
+        """What is computed from here on may read all that the updates on the device change."""
+        with self._lock:
+            for flight in self._flights:
+                if flight.changed:
                     self._make_usable(flight)
 
     def _make_usable(self, flight):
         if flight.updates:
             self._arrive(flight)
-            self._update(flight)
+            self._update_all([flight])
         self.carrier.use_updates(flight)
         changed, flight.changed = flight.changed, []
-        for parameter, gradient in changed:
+        for parameter, _ in changed:
             self.reads.pending.pop(id(parameter), None)
-            if self.pending(parameter):
-                parameter.grad = self._for_the_script(gradient)
+        left = [(p, g) for p, g in changed if p.grad is not None and self.pending(p)]
+        for parameter, gradient in left:
+            parameter.grad = self._for_the_script(gradient)
 
     def _update_what_is_there(self, until=None):
         """Carries out updates whose gradients have arrived; stops once `until` has."""
@@ -302,7 +374,7 @@ class Overlap:
                 return
             if flight.updates and (flight.arrived or self.carrier.there(flight.operation)):
                 self._arrive(flight)
-                self._update(flight)
+                self._update_all([flight])
 
     def _update_meanwhile(self, wanted):
         """Carries out updates rather than wait idly for `wanted`, and ends when it has arrived."""
@@ -314,14 +386,20 @@ class Overlap:
                 return
             if flight.updates:
                 self._arrive(flight)
-                self._update(flight)
+                self._update_all([flight])
 
-    def _update(self, flight):
-        updates, flight.updates = flight.updates, []
-        with self.carrier.updating(flight):
-            for update, chosen in updates:
-                update(chosen)
-                flight.changed += chosen
+    def _update_all(self, flights):
+        """Makes the updates that these have asked for, or puts them on the device's streams."""
+        with self.carrier.updating():
+            for flight in flights:
+                updates, flight.updates = flight.updates, []
+                if not updates:
+                    continue
+                self.carrier.before_update(flight)
+                for update, chosen in updates:
+                    update(chosen)
+                    flight.changed += chosen
+                self.carrier.after_update(flight)
 
     def _arrive(self, flight):
         """Waits for the bucket. What fails stays failed: every later wait raises it again."""
@@ -358,7 +436,15 @@ class Overlap:
     @_eager
     def after_forward(self):
         if torch.is_grad_enabled():
-            self.settle()
+            if self._gated and self._all_have_stepped():
+                self._use_all_updates()  # the rest of settle() as the next backward pass begins: no wait of the host
+            else:
+                self.settle()
+
+    def _all_have_stepped(self):
+        """Whether no gradient is under way that nobody has asked for."""
+        stepped = {id(optimizer) for optimizer in self._stepped}
+        return all(flight.owned is not None and flight.owned.keys() <= stepped for flight in self._flights)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -371,7 +457,8 @@ class Overlap:
             for parameter, _ in flight.gradients:
                 if self.pending(parameter):
                     parameter.grad = None
-        self._flights, self._sent = [], []
+        self._flights, self._sent, self._gated = [], [], False
+        self._known.clear()
         self.reads.pending.clear()
         self.reads.stop()
         _live.discard(self)
