@@ -88,6 +88,7 @@ OPTIMIZERS = {
     "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
     "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),
+    "fused sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, fused=True),
     "fused adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
 }
 
@@ -150,6 +151,7 @@ def clipping_after_synchronize_and_reads_between_steps():
         train(model, optimizer, 10, 20)
 
     compare(OPTIMIZERS["adam"], program)
+    compare(OPTIMIZERS["fused adamw"], program)
 
 
 @check
@@ -165,13 +167,19 @@ def a_loss_scale_that_overflows():
         assert scaler.get_scale() == 2.0**9
 
     compare(sgd, program)
+    compare(OPTIMIZERS["fused sgd"], program)
 
 
 @check
 def the_first_layer_is_enqueued_before_the_last_gradients_have_arrived():
     """Rank 1 sends the last layer's bucket only when rank 0's host has left the next pass's first layer."""
+    for kind in ("momentum", "fused sgd"):
+        _first_layer_is_enqueued(OPTIMIZERS[kind], f"first layer has run, {kind}")
+
+
+def _first_layer_is_enqueued(kind, run_out):
     model = wrap()
-    optimizer = overlapped(sgd(model.parameters()), model)
+    optimizer = overlapped(kind(model.parameters()), model)
     overlap, store = attachment_of(model).overlap, dist.distributed_c10d._get_default_store()
     order = overlap.order
     order.learns = False  # nothing but the order below is tried
@@ -183,13 +191,13 @@ def the_first_layer_is_enqueued_before_the_last_gradients_have_arrived():
 
     def submit(flight, part):
         if flight.index == 0 and RANK == 1:
-            store.get("first layer has run")
+            store.get(run_out)
         return original(flight, part)
 
     def first_layer_has_run(_module, _inputs, _output):
         last = next(f for f in overlap._flights if f.index == 0)
         seen.append((last.arrived, overlap.carrier.there(last.operation)))
-        store.set("first layer has run", "yes")
+        store.set(run_out, "yes")
 
     optimizer.zero_grad()
     before = [p.detach().clone() for p in model.module[0].parameters()]
@@ -243,10 +251,15 @@ def gradients_under_way_are_named():
 @check
 def a_thousand_steps_with_delays():
     """Random sleeps of the host and of the device: no order of events may hang or change a bit."""
+    for kind in ("momentum", "fused sgd"):
+        _steps_with_delays(OPTIMIZERS[kind])
+
+
+def _steps_with_delays(kind):
     ends = []
     for how in (True, False):
         model = wrap(network(width=64), bucket_cap_mb=0.01)
-        optimizer = sgd(model.parameters())
+        optimizer = kind(model.parameters())
         if how:
             overlapped(optimizer, model)
         source = random.Random(RANK)
@@ -265,11 +278,11 @@ def a_thousand_steps_with_delays():
 
 
 @check
-def what_the_gate_on_the_host_costs():
-    """Printed, not judged: seconds of a step with a barrier and without, and how long the host stood at its gate."""
-    for how in (False, True):
+def what_gates_cost():
+    """Printed, not judged: seconds of a step with a barrier and without, and how long the host waited of that."""
+    for how, fused in ((False, False), (True, False), (False, True), (True, True)):
         model = wrap(network(width=2048), bucket_cap_mb=4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=fused)
         waited = [0.0]
         if how:
             overlapped(optimizer, model)
@@ -289,7 +302,10 @@ def what_the_gate_on_the_host_costs():
         train(model, optimizer, 20)
         torch.cuda.synchronize()
         took = (time.perf_counter() - begin) / 20 * 1e3
-        print(f"overlap {how}: {took:.2f} ms a step, {waited[0] / 20 * 1e3:.2f} ms of it waiting", flush=True)
+        print(
+            f"overlap {how}, fused {fused}: {took:.2f} ms a step, {waited[0] / 20 * 1e3:.2f} ms of it waiting",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Ranks that overlap updates on GPUs: rank 1 fails between two buckets. Survivors write which parameters changed."""
+"""Ranks that overlap updates on GPUs: rank 1 fails between two buckets. Survivors write which parameters changed.
+
+Arguments: killed or stopped; fused or not.
+"""
 
 import faulthandler
 import os
@@ -17,11 +20,11 @@ import paceline
 import paceline.torch
 from paceline._torch.ddp import attachment_of
 
-which = sys.argv[1]
+which, fused = sys.argv[1], sys.argv[2] == "fused"
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(512, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 16)).to(DEVICE)
 model = DistributedDataParallel(net, device_ids=[DEVICE.index], bucket_cap_mb=1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=fused)
 paceline.torch.DistributedOptimizer(optimizer, model=model, overlap="forward")
 
 
@@ -67,7 +70,7 @@ try:
     first.backward()
     arrived = {id(p) for p, _ in next(f for f in overlap._flights if f.index == order.order[0][0]).gradients}
     optimizer.step()
-    loss()
+    loss().backward()  # fused updates are behind a gate on the device: the host hears of it here
 except paceline.PacelineError as error:
     seen = time.monotonic()
     torch.cuda.synchronize()

@@ -8,7 +8,7 @@ from simulated_gpu import RANK, SIZE, assert_same_on_all_ranks, plain, settings,
 from torch import nn
 
 import paceline.torch
-from paceline._torch import buckets, cuda_overlap, ddp
+from paceline._torch import buckets, cuda_overlap, ddp, gates
 
 buckets._LEAST = 4096
 cuda_overlap._GRANULE = 64
@@ -36,15 +36,16 @@ def train(model, optimizer, steps=STEPS):
         optimizer.step()
 
 
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+def sgd(model, **arguments):
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, **arguments)
 
 
 @contextlib.contextmanager
-def overlapped(**arguments):
+def overlapped(fused=False, **arguments):
     """(model, optimizer, BucketOrder, Communicator)"""
     with wrapped(Model(), bucket_cap_mb=0.003, **arguments) as (model, communicator):
-        optimizer = paceline.torch.DistributedOptimizer(sgd(model), model=model, overlap="forward")
+        made = sgd(model, fused=True) if fused else sgd(model)
+        optimizer = paceline.torch.DistributedOptimizer(made, model=model, overlap="forward")
         yield model, optimizer, ddp.attachment_of(model).overlap.order, communicator
         optimizer.synchronize()
 
@@ -64,6 +65,32 @@ def in_parts_and_in_an_order_gradients_are_those_of_plain_ddp():
         elements = [count for count, _ in communicator.asked[-len(order.order) :]]
         assert elements == [order._sizes[key] for key in order.order]
         assert sum(elements) == sum(p.numel() for p in model.parameters())
+
+
+@check
+def behind_a_gate_gradients_are_those_of_plain_ddp():
+    theirs = plain(Model())
+    train(theirs, sgd(theirs, fused=True))
+    gates._CPU_STANDS_IN = True
+    waits = []
+    with overlapped(fused=True) as (model, optimizer, _, _):
+        overlap = ddp.attachment_of(model).overlap
+        original = overlap.carrier.wait
+        overlap.carrier.wait = lambda operation: waits.append(operation) or original(operation)
+        for step in range(STEPS):
+            generator = torch.Generator().manual_seed(100 * step + RANK)
+            optimizer.zero_grad()
+            waits.clear()
+            loss = (model(torch.randn(8, 16, generator=generator)) ** 2).mean()
+            assert not waits, "the forward pass waits on the device"
+            under_way = len(overlap._flights)
+            loss.backward()
+            assert len(waits) == under_way and (step < 2 or under_way > 1), "for all of the step before"
+            optimizer.step()
+        optimizer.synchronize()
+        for (name, a), b in zip(model.module.named_parameters(), theirs.module.parameters()):
+            assert torch.equal(a, b), name
+    gates._CPU_STANDS_IN = False
 
 
 @check

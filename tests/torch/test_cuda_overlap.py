@@ -1,6 +1,7 @@
 """overlap="forward" on CUDA, seen from the host: streams and a communicator that write down what is asked of them."""
 
 import contextlib
+import ctypes
 import itertools
 import weakref
 
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline._torch import cuda_overlap, cuda_steps, optimizer
+from paceline._torch import cuda_overlap, cuda_steps, gates, optimizer
 from paceline._torch.attachment import Attachment
 from paceline._torch.overlap import Overlap
 from paceline.errors import PeerLostError, UnsupportedError
@@ -52,6 +53,7 @@ class FakeCommunicator:
     def __init__(self):
         self.arrived_ones = set()
         self.error = None
+        self.word = ctypes.c_float(0)  # the gate
         self.submitted = 0
 
     def all_reduce(self, *_, **__):
@@ -70,6 +72,11 @@ class FakeCommunicator:
 
     def join(self, operation, stream):
         LOG.append((stream, "joins", operation))
+
+    def gate(self):
+        if self.error is not None:
+            raise self.error
+        return ctypes.addressof(self.word)
 
 
 class FakeEndpoint:
@@ -119,8 +126,9 @@ class FakeAttachment:
 
 @pytest.fixture
 def trained(monkeypatch, request):
-    """(model, optimizer, communicator, overlap) of a DDP model of one rank, in a bucket a layer."""
+    """(model, optimizer, communicator, overlap) of a DDP model of one rank, in a bucket a layer. param: SGD's."""
     LOG.clear()
+    monkeypatch.setattr(gates, "_CPU_STANDS_IN", True)
     main, updates = FakeStream("main"), FakeStream("updates")
 
     @contextlib.contextmanager
@@ -146,7 +154,7 @@ def trained(monkeypatch, request):
         return overlap.take(bucket)
 
     model.register_comm_hook(None, hook)
-    made = torch.optim.SGD(model.parameters(), lr=1.0)
+    made = torch.optim.SGD(model.parameters(), lr=1.0, **getattr(request, "param", {}))
     optimizer._become(made, optimizer._Overlapped, {}, [])
     made._paceline_overlaps.append(overlap)
     made._paceline_own()
@@ -269,6 +277,78 @@ def test_gradients_in_hand_are_joined_by_the_stream_that_asks(trained):
         ("main", "joins", f.operation) for f in overlap._flights
     ]
     assert all(p.grad.sum().item() != 0 for p in parameters)
+
+
+fused = pytest.mark.parametrize("trained", [{"fused": True}], indirect=True)
+
+
+@fused
+def test_fused_updates_are_enqueued_by_step_and_the_forward_pass_waits_on_the_device(trained):
+    model, made, _, overlap = trained
+    one_pass(model, made)
+    asked = LOG[0][2]
+    records = [entry[2] for entry in LOG if entry[:2] == ("updates", "records")]
+    expected = [("main", "records", asked), ("updates", "waits for", asked)]
+    for flight, event in zip(overlap._sent, records):
+        stages = [("joins", flight.operation), ("updates", 1), ("records", event)]
+        expected += [("updates", *stage) for stage in stages]
+    assert expected == LOG and len(records) == 3
+    LOG.clear()
+    loss = model(torch.ones(2, 4)).sum()
+    # The first layer's bucket was sent last.
+    assert [("main", "waits for", event) for event in reversed(records)] == LOG, "the host waits for nothing"
+    operations = [flight.operation for flight in overlap._sent]
+    LOG.clear()
+    loss.backward()
+    assert LOG[:3] == [("host", "waits for", operation) for operation in operations], "at the latest it hears here"
+
+
+@fused
+def test_what_is_not_a_modules_forward_pass_waits_for_fused_updates_on_the_host(trained):
+    model, made, _, overlap = trained
+    one_pass(model, made)
+    LOG.clear()
+    weight = model.module[0].weight
+    flight = next(f for f in overlap._flights if any(p is weight for p, _ in f.gradients))
+    assert [entry for entry in LOG if entry[0] == "host"] == [("host", "waits for", flight.operation)]
+    LOG.clear()
+    model.state_dict()
+    assert sum(entry[0] == "host" for entry in LOG) == 2, "the other two layers'"
+    for action in (made.synchronize, made.state_dict):
+        one_pass(model, made)
+        LOG.clear()
+        action()
+        assert sum(entry[0] == "host" for entry in LOG) == 3
+
+
+@fused
+def test_after_a_fault_the_gate_keeps_fused_updates_from_changing_anything(trained):
+    model, made, communicator, overlap = trained
+    before = [p.detach().clone() for p in model.module.parameters()]
+    communicator.word.value = 1.0
+    one_pass(model, made)
+    communicator.error = PeerLostError("rank 1 is gone")
+    loss = model(torch.ones(2, 4)).sum()
+    for action in (loss.backward, made.step, made.synchronize, lambda: model(torch.ones(1, 4)), model.state_dict):
+        with pytest.raises(PeerLostError):
+            action()
+    after = [p for f in sorted(overlap._flights, key=lambda f: -f.index) for p, _ in f.gradients]
+    assert all(torch.equal(a, b) for a, b in zip(before, after)) and len(after) == 3
+    assert not any(hasattr(made, name) for name in ("found_inf", "grad_scale"))
+
+
+@fused
+def test_gradients_that_nobody_asked_for_are_waited_for_as_ever(trained):
+    model, made, _, overlap = trained
+    other = torch.optim.SGD([model.module[2].weight], lr=1.0, fused=True)
+    optimizer._become(other, optimizer._Overlapped, {}, [])
+    other._paceline_overlaps.append(overlap)
+    other._paceline_own()
+    one_pass(model, made)  # the other one does not step
+    LOG.clear()
+    model(torch.ones(2, 4))
+    assert sum(entry[0] == "host" for entry in LOG) == 3
+    assert model.module[2].weight.grad is not None and overlap._flights == []
 
 
 class TimedEvent(FakeEvent):

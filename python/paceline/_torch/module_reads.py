@@ -63,8 +63,9 @@ class _TellingOrderedDict(_Telling, collections.OrderedDict):
 class ModuleReads:
     """Watches a module and all below it, until stop().
 
-    pending: parameters, by id, that must not be read yet, kept by the owner; want(parameter) is called before one of
-    them is read, want_all() before parameters are read that nobody can name.
+    pending: parameters, by id, that must not be read yet, kept by the owner; want(parameter, in_forward) is called
+    before one of them is read (in_forward: by its module's forward pass), want_all() before parameters are read that
+    nobody can name, and before state_dict().
     """
 
     def __init__(self, module, want, want_all):
@@ -82,6 +83,9 @@ class ModuleReads:
     def parameter(self, parameter, in_forward=False):
         if self.pending and id(parameter) in self.pending:
             self._want(parameter, in_forward)
+
+    def everything(self):
+        self._want_all()
 
     def before_model(self):
         """The forward pass of the whole model begins."""
@@ -105,6 +109,8 @@ class ModuleReads:
         telling.reads = self
         module.__dict__["_parameters"] = telling
         self._hooks.append(module.register_forward_pre_hook(functools.partial(_before_forward, self)))
+        if hasattr(module, "register_state_dict_pre_hook"):  # older torch has none, and reads the parameters
+            self._hooks.append(module.register_state_dict_pre_hook(functools.partial(_before_state_dict, self)))
 
 
 class _NobodyListens:
@@ -112,12 +118,19 @@ class _NobodyListens:
 
     pending = ()
 
+    def everything(self):
+        pass
+
 
 def _before_forward(reads, module, _args):
     if not reads.pending or _compiling():
         return  # a compiled region's guards look at its parameters before it runs
     for parameter in dict.values(module._parameters):
         reads.parameter(parameter, in_forward=True)
+
+
+def _before_state_dict(reads, _module, _prefix, _keep_vars):
+    reads.everything()
 
 
 def _is_compiled(module):

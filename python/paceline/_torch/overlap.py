@@ -10,8 +10,8 @@ Where a carrier has a gate for the optimizer (cuda_overlap.py), step() enqueues 
 them on the device, and the host learns of their arrival when the next backward pass begins, or when anything but a
 module's forward pass reads a parameter.
 
-All of this is in the way of the thread that launches a model's kernels: what a bucket needs is worked out once, and kept
-until DDP makes other buckets.
+All of this is in the way of the thread that launches a model's kernels: what a bucket needs is worked out once, and
+kept until DDP makes other buckets.
 """
 
 import contextlib
