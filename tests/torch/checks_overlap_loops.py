@@ -548,7 +548,7 @@ def the_group_ends_with_updates_in_flight():
     dist.destroy_process_group()
     for a, b in zip(*parameters):
         assert torch.equal(a, b)
-    assert not isinstance(ours.module[0]._parameters, paceline._torch.module_reads._Telling)
+    assert not isinstance(ours.module[0]._parameters, paceline._torch.module_reads._Watched)
 
 
 if __name__ == "__main__":

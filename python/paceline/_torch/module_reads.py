@@ -1,8 +1,9 @@
-"""Hears of every read of a module's parameters, before it happens.
+"""Hears of every read of a module's parameters that must not be read yet, before it happens.
 
-A module's forward pass is announced by a pre-hook. Parameters that another module reads (tied weights, functional
-calls, nn.MultiheadAttention with its out_proj, state_dict(), parameters()) are looked up in the module's dict of
-parameters; that dict tells before it answers.
+Parameters are looked up in their module's dict, by its own forward pass and by others (tied weights, functional calls,
+nn.MultiheadAttention with its out_proj, state_dict(), parameters()). While one of them is pending that dict is of a
+class that tells before it answers; else of one that costs nothing. Modules whose forward pass may have parameters in
+hand from elsewhere (nn.LSTM's list of weights) are announced by a pre-hook as well.
 """
 
 import collections
@@ -14,11 +15,25 @@ import torch
 MODERN = hasattr(torch, "compile")
 
 
-class _Telling:
-    """Mixed into the dict type of Module._parameters. `reads`: who is told."""
+#: Their forward passes look their parameters up, and hooks would slow each call down.
+_LOOK_UP = ("Linear", "Bilinear", "LayerNorm", "GroupNorm", "RMSNorm", "SyncBatchNorm", "PReLU")
+_LOOK_UP += ("Embedding", "EmbeddingBag")
+_LOOK_UP += tuple(f"{kind}{d}d" for kind in ("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm") for d in (1, 2, 3))
+
+
+class _Watched:
+    """Mixed into the dict types of Module._parameters. `reads`: who is told while one is pending."""
 
     reads = None
 
+    def __reduce_ex__(self, protocol):
+        return self._plain, (list(self.items()),)
+
+    def __deepcopy__(self, memo):
+        return self._plain((name, copy.deepcopy(parameter, memo)) for name, parameter in self.items())
+
+
+class _Telling(_Watched):
     def __getitem__(self, name):
         parameter = super().__getitem__(name)
         self.reads.parameter(parameter)
@@ -45,27 +60,32 @@ class _Telling:
     def copy(self):
         return self._plain(self.items())
 
-    def __reduce_ex__(self, protocol):
-        return self._plain, (list(self.items()),)
 
-    def __deepcopy__(self, memo):
-        return self._plain((name, copy.deepcopy(parameter, memo)) for name, parameter in self.items())
+class _QuietDict(_Watched, dict):
+    _plain = dict
 
 
 class _TellingDict(_Telling, dict):
     _plain = dict
 
 
+class _QuietOrderedDict(_Watched, collections.OrderedDict):
+    _plain = collections.OrderedDict
+
+
 class _TellingOrderedDict(_Telling, collections.OrderedDict):
     _plain = collections.OrderedDict
+
+
+_TELLING = {_QuietDict: _TellingDict, _QuietOrderedDict: _TellingOrderedDict}
+_QUIET = {telling: quiet for quiet, telling in _TELLING.items()}
 
 
 class ModuleReads:
     """Watches a module and all below it, until stop().
 
-    pending: parameters, by id, that must not be read yet, kept by the owner; want(parameter, in_forward) is called
-    before one of them is read (in_forward: by its module's forward pass), want_all() before parameters are read that
-    nobody can name, and before state_dict().
+    pending: {id of a parameter that must not be read yet: whatever the owner has put there}. want(parameter) is called
+    before one of them is read, want_all() before parameters are read that nobody can name, and before state_dict().
     """
 
     def __init__(self, module, want, want_all):
@@ -74,15 +94,35 @@ class ModuleReads:
         self._want_all = want_all
         self._modules = list(module.modules())
         self._hooks = []
+        self._dicts = {}  # id of a parameter: the dicts that it was in
         #: Modules whose reads nobody can hear: TorchScript keeps its parameters elsewhere.
         self._opaque = [m for m in self._modules if isinstance(m, torch.jit.ScriptModule)]
         for one in self._modules:
             if one._parameters and not isinstance(one, torch.jit.ScriptModule):
                 self._watch(one)
 
-    def parameter(self, parameter, in_forward=False):
+    def expect(self, parameters, owner):
+        """These must not be read from now on."""
+        for parameter in parameters:
+            self.pending[id(parameter)] = owner
+            for one in self._dicts.get(id(parameter), ()):
+                kind = _TELLING.get(type(one))
+                if kind is not None:
+                    one.__class__ = kind
+
+    def forget(self, parameters):
+        """These may be read again."""
+        for parameter in parameters:
+            self.pending.pop(id(parameter), None)
+        for parameter in parameters:
+            for one in self._dicts.get(id(parameter), ()):
+                kind = _QUIET.get(type(one))
+                if kind is not None and not any(id(other) in self.pending for other in kind.values(one)):
+                    one.__class__ = kind
+
+    def parameter(self, parameter):
         if self.pending and id(parameter) in self.pending:
-            self._want(parameter, in_forward)
+            self._want(parameter)
 
     def everything(self):
         self._want_all()
@@ -100,15 +140,19 @@ class ModuleReads:
             hook.remove()
         for one in self._modules:
             parameters = one.__dict__.get("_parameters")
-            if isinstance(parameters, _Telling) and parameters.reads is self:
+            if isinstance(parameters, _Watched) and parameters.reads is self:
                 one.__dict__["_parameters"] = parameters._plain(parameters.items())
 
     def _watch(self, module):
-        kind = _TellingOrderedDict if isinstance(module._parameters, collections.OrderedDict) else _TellingDict
-        telling = kind(module._parameters)
-        telling.reads = self
-        module.__dict__["_parameters"] = telling
-        self._hooks.append(module.register_forward_pre_hook(functools.partial(_before_forward, self)))
+        kind = _QuietOrderedDict if isinstance(module._parameters, collections.OrderedDict) else _QuietDict
+        watched = kind(module._parameters)
+        watched.reads = self
+        module.__dict__["_parameters"] = watched
+        for parameter in kind.values(watched):
+            if parameter is not None:
+                self._dicts.setdefault(id(parameter), []).append(watched)
+        if not any(type(module) is getattr(torch.nn, name, None) for name in _LOOK_UP):
+            self._hooks.append(module.register_forward_pre_hook(functools.partial(_before_forward, self)))
         if hasattr(module, "register_state_dict_pre_hook"):  # older torch has none, and reads the parameters
             self._hooks.append(module.register_state_dict_pre_hook(functools.partial(_before_state_dict, self)))
 
@@ -125,8 +169,8 @@ class _NobodyListens:
 def _before_forward(reads, module, _args):
     if not reads.pending or _compiling():
         return  # a compiled region's guards look at its parameters before it runs
-    for parameter in dict.values(module._parameters):
-        reads.parameter(parameter, in_forward=True)
+    for parameter in module._parameters.values():  # tells
+        del parameter
 
 
 def _before_state_dict(reads, _module, _prefix, _keep_vars):

@@ -6,9 +6,9 @@ gradient has arrived: in step(), or when the forward pass (or anything else that
 of its parameters. So nothing changes a parameter behind the script's back, and after a fault no parameter has changed
 whose gradient had not arrived.
 
-Where a carrier has a gate for the optimizer (cuda_overlap.py), step() enqueues all updates, the forward pass waits for
-them on the device, and the host learns of their arrival when the next backward pass begins, or when anything but a
-module's forward pass reads a parameter.
+Where a carrier has a gate for the optimizer (cuda_overlap.py), step() enqueues all updates, what reads parameters waits
+for them on the device, and the host learns of their arrival when the next backward pass begins, in synchronize() or in
+state_dict().
 
 All of this is in the way of the thread that launches a model's kernels: what a bucket needs is worked out once, and
 kept until DDP makes other buckets.
@@ -282,7 +282,7 @@ class Overlap:
         with self._lock:
             for flight, chosen in found:
                 flight.updates.append((functools.partial(update, gate=gate), chosen))
-                self.reads.pending.update((id(parameter), flight) for parameter, _ in chosen)
+                self.reads.expect([parameter for parameter, _ in chosen], flight)
             if gate is None:
                 self._update_what_is_there()
             else:
@@ -322,8 +322,8 @@ class Overlap:
     # --- reads --------------------------------------------------------------------------------------------------------
 
     @_eager
-    def want(self, parameter, in_forward=False):
-        """The parameter is about to be read. in_forward: by its module's forward pass, on the stream that computes."""
+    def want(self, parameter):
+        """The parameter is about to be read, by what the current stream does next."""
         with self._lock:
             flight = self.reads.pending.get(id(parameter))
             if flight is None:
@@ -332,8 +332,6 @@ class Overlap:
             self.order.wanted()
             if flight.updates and not flight.arrived and not self.carrier.there(flight.operation):
                 self._update_meanwhile(flight)
-            if self._gated and not in_forward:
-                self._arrive(flight)
             self._make_usable(flight)
             self.order.usable(flight)
 
@@ -361,8 +359,7 @@ class Overlap:
             self._update_all([flight])
         self.carrier.use_updates(flight)
         changed, flight.changed = flight.changed, []
-        for parameter, _ in changed:
-            self.reads.pending.pop(id(parameter), None)
+        self.reads.forget([parameter for parameter, _ in changed])
         left = [(p, g) for p, g in changed if p.grad is not None and self.pending(p)]
         for parameter, gradient in left:
             parameter.grad = self._for_the_script(gradient)
