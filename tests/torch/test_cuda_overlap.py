@@ -349,6 +349,56 @@ def test_gradients_that_nobody_asked_for_are_waited_for_as_ever(trained):
     assert model.module[2].weight.grad is not None and overlap._flights == []
 
 
+@fused
+def test_beside_an_optimizer_without_a_gate_each_keeps_its_own_rule(trained):
+    model, made, _, overlap = trained
+    other = torch.optim.SGD([model.module[2].weight], lr=1.0)
+    optimizer._become(other, optimizer._Overlapped, {}, [])
+    other._paceline_overlaps.append(overlap)
+    other._paceline_own()
+    for first, second in ((other, made), (made, other)):
+        made.zero_grad()
+        other.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        operation = next(f.operation for f in overlap._flights if f.gradients[0][0] is model.module[2].weight)
+        LOG.clear()
+        first.step()
+        second.step()
+        assert sum(entry[1] == "updates" for entry in LOG) == 2, "those of the fused one"
+        assert ("updates", "joins", operation) not in LOG and not any(entry[0] == "host" for entry in LOG)
+        LOG.clear()
+        model(torch.ones(2, 4))
+        assert LOG.index(("host", "waits for", operation)) < LOG.index(("updates", "joins", operation))
+
+
+@fused
+def test_an_update_without_a_gate_is_not_enqueued_with_a_later_one_that_has_one(trained):
+    model, made, _, overlap = trained
+    made.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    shared = overlap._flights[0]
+    other = torch.optim.SGD([shared.gradients[0][0]], lr=1.0)
+    shared.owned[id(other)] = shared.owned[id(made)]
+    LOG.clear()
+    overlap.request(other, lambda pairs, gate: LOG.append(("host", "is asked for an update", gate)))
+    made.step()
+    assert [entry[:2] for entry in LOG] == [("main", "records")] * 2, "the bucket has not arrived"
+
+
+@pytest.mark.parametrize("trained", [{"fused": True}, {}], indirect=True)
+def test_a_bucket_that_nobody_updates_is_not_written_while_it_is_under_way(trained):
+    model, made, _, overlap = trained
+    made.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    model.module[1].weight.grad = None
+    made.step()
+    operation = next(f.operation for f in overlap._flights if f.gradients[0][0] is model.module[1].weight)
+    LOG.clear()
+    model(torch.ones(2, 4))
+    assert LOG.count(("main", "joins", operation)) == 1
+    assert sum(entry[1] == "updates" for entry in LOG) in (0, 2)
+
+
 class TimedEvent(FakeEvent):
     """Happens when the test's clock says; one a mark."""
 

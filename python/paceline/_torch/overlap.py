@@ -276,7 +276,8 @@ class Overlap:
         found = [(flight, chosen) for flight, chosen in found if chosen]
         if not found:
             return
-        gate = self.carrier.gate(optimizer, kind)
+        others = any(flight.updates for flight, _ in found)  # which wait for arrival, and come first
+        gate = None if others else self.carrier.gate(optimizer, kind)
         self.carrier.requested()
         self._stepped.append(optimizer)
         with self._lock:
@@ -287,7 +288,9 @@ class Overlap:
                 self._update_what_is_there()
             else:
                 self._gated = True
-                self._update_all([flight for flight, _ in found if flight.operation is None] + self._sent)
+                flights = {flight for flight, _ in found}
+                sent = [flight for flight in self._sent if flight in flights]
+                self._update_all([*flights.difference(sent), *sent])  # as they will arrive; the others are there
 
     def _pending_of(self, flight, optimizer):
         known = () if flight.owned is None else flight.owned.get(id(optimizer), ())
@@ -314,6 +317,8 @@ class Overlap:
             left = [(p, g) for p, g in flight.gradients if self.pending(p)]
             if left:
                 self._hand_out(flight, left)
+            elif flight.updated is None:
+                self.carrier.use_gradients(flight)  # the next backward pass writes to the bucket
         self._flights, self._sent, self._gated = [], [], False
         stepped, self._stepped = self._stepped, []
         for optimizer in stepped:
@@ -341,17 +346,19 @@ class Overlap:
         self._raise_error()
         with self._lock:
             for flight in self._flights:
-                if self._gated:
+                if self._gated and flight.operation is not None:
                     self._arrive(flight)
                 if flight.updates or flight.changed:
                     self._make_usable(flight)
 
     def _use_all_updates(self):
-        """What is computed from here on may read all that the updates on the device change."""
+        """What is computed from here on may read what updates on the device change, and write to all buckets."""
         with self._lock:
             for flight in self._flights:
                 if flight.changed:
                     self._make_usable(flight)
+                elif flight.updated is None:
+                    self.carrier.use_gradients(flight)
 
     def _make_usable(self, flight):
         if flight.updates:
@@ -439,9 +446,12 @@ class Overlap:
                 self.settle()
 
     def _all_have_stepped(self):
-        """Whether no gradient is under way that nobody has asked for."""
+        """Whether all gradients under way have been asked for, and all updates are on the device's streams."""
         stepped = {id(optimizer) for optimizer in self._stepped}
-        return all(flight.owned is not None and flight.owned.keys() <= stepped for flight in self._flights)
+        return all(
+            flight.owned is not None and flight.owned.keys() <= stepped and not flight.updates
+            for flight in self._flights
+        )
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
