@@ -11,7 +11,7 @@
 // before that has to make sure that nothing leaves the socket any more (TcpChannelImpl::stop_pieces).
 // Between two machines that is possible. On one machine (namespaces, containers) the receiver's queue
 // holds the very pages until they are read: an aborted operation's memory, written to at once, may be
-// seen there. That is why lending is not the default.
+// seen there. That is why the default is to lend to other machines only (PACELINE_ZERO_COPY).
 //
 // One pipe serves a whole channel: what the socket does not take is dropped from the pipe and lent
 // again later. The number of descriptors does not grow with peers.
