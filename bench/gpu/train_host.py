@@ -32,7 +32,7 @@ class HostParts:
             yield
             return
         communicator = attachment.endpoint.communicator
-        calls = [name for name in ("all_reduce", "join", "submit") if hasattr(communicator, name)]
+        calls = [name for name in ("join", "submit", "submit_prepared") if hasattr(communicator, name)]
         hook = (attachment, "all_reduce") if attachment.overlap is None else (attachment.overlap, "take")
         watched = [(*hook, "hook"), *((communicator, name, "library") for name in calls)]
         for owner, name, part in watched:

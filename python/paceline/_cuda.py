@@ -81,18 +81,6 @@ class CudaStats(_library._Sized):
     ]
 
 
-class Prepared:
-    """The arguments of an all-reduce as the C ABI takes them. A model's hook has some microseconds for each bucket."""
-
-    __slots__ = ("arguments", "operation", "operation_reference", "reference")
-
-    def __init__(self, arguments):
-        self.arguments = arguments
-        self.operation = c_uint64()
-        self.reference = byref(arguments)
-        self.operation_reference = byref(self.operation)
-
-
 _CODE = c_int
 _CUDA = c_void_p
 PROTOTYPES = {
@@ -270,7 +258,7 @@ class CudaCommunicator:
         if segments is not None:
             args.segments = segments
             args.segment_count = len(segments)
-        return Prepared(args)
+        return core.Prepared(args)
 
     def submit(self, prepared, stream):
         """:meth:`all_reduce` of what :meth:`prepare` has returned."""

@@ -85,6 +85,18 @@ class _StoreBridge:
             return _GET_FAILED
 
 
+class Prepared:
+    """The arguments of an operation as the C ABI takes them. A model's hook has some microseconds for each bucket."""
+
+    __slots__ = ("arguments", "operation", "operation_reference", "reference")
+
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.operation = c_uint64()
+        self.reference = byref(arguments)
+        self.operation_reference = byref(self.operation)
+
+
 class Communicator:
     """A set of ranks that carry out collectives together.
 
@@ -97,6 +109,7 @@ class Communicator:
 
     def __init__(self, rank=-1, size=-1, store=None, prefix="", face="paceline", timeout=0.0):
         self._library = _library.load()
+        self._submit = self._library.paceline_submit
         self._handle = None
         self._lock = threading.Lock()
         self._watched = {}
@@ -138,10 +151,20 @@ class Communicator:
         name, shape: for messages; timeout: seconds, 0 for the communicator's; window: not 0: begins once the operations
         with a window that have begun and not ended hold fewer bytes, so what is submitted first arrives first.
         """
-        args = self._op_args(collective, **arguments)
-        op = c_uint64()
-        self._check(self._library.paceline_submit(self._handle, byref(args), byref(op)))
-        return op.value
+        return self.submit_prepared(self.prepare(collective, **arguments), arguments.get("window", 0))
+
+    def prepare(self, collective, **arguments):
+        """The arguments of :meth:`submit`, laid out once for any number of :meth:`submit_prepared`."""
+        return Prepared(self._op_args(collective, **arguments))
+
+    def submit_prepared(self, prepared, window=0):
+        """:meth:`submit` of what :meth:`prepare` has returned."""
+        prepared.arguments.window_bytes = window
+        code = self._submit(self._handle, prepared.reference, prepared.operation_reference)
+        if code:
+            self._open_handle()
+            self._check(code)
+        return prepared.operation.value
 
     def run(self, collective, **arguments):
         """submit() and wait() in one call, on the calling thread where that is faster. Returns True when finite."""
@@ -171,6 +194,17 @@ class Communicator:
         if code:
             raise from_code(code, self._sentence(self._handle, op))
         return bool(result.finite)
+
+    def wait_all(self, ops):
+        """wait() for each of them, in turn."""
+        result = _library.Result()
+        reference, finite = byref(result), True
+        for op in ops:
+            code = self._library.paceline_wait(self._handle, op, -1.0, reference)
+            if code:
+                raise from_code(code, self._sentence(self._handle, op))
+            finite = finite and bool(result.finite)
+        return finite
 
     def watch(self, op, callback, keep=None):
         """Calls callback(error or None, finite) from the completion thread when the operation has ended."""

@@ -10,6 +10,21 @@ from paceline._torch.delayed import DelayedBuckets
 _models = 0
 
 
+class KnownBucket:
+    """What is kept of a bucket from pass to pass.
+
+    calls: what the attachment submits for it. future: complete, with the buffer, or None.
+    """
+
+    __slots__ = ("calls", "elements", "future", "pointer")
+
+    def __init__(self, buffer, calls):
+        self.pointer = buffer.data_ptr()
+        self.elements = buffer.numel()
+        self.calls = calls
+        self.future = None
+
+
 class Attachment:
     """One DDP model's way. Subclasses reduce a bucket: all_reduce(bucket) returns the future that DDP waits for."""
 
@@ -31,7 +46,25 @@ class Attachment:
         _models += 1
         self._elements = sum(p.numel() for _, p, _ in self.keyed_parameters())  # those that DDP reduces from now on
         self._delayed = None
+        self._known = {}  # buckets by number
         self._rebuilt = None
+
+    def begin_pass(self):
+        """A backward pass begins."""
+        if self.other_buckets():
+            self._known.clear()
+
+    def known(self, index, buffer):
+        """The KnownBucket of this number, or None where it has another buffer."""
+        found = self._known.get(index)
+        if found is None or found.pointer != buffer.data_ptr() or found.elements != buffer.numel():
+            return None
+        return found
+
+    def keep(self, index, buffer, calls):
+        """Makes a bucket known."""
+        made = self._known[index] = KnownBucket(buffer, calls)
+        return made
 
     def other_buckets(self):
         """Asked as a pass begins: whether DDP may have made other buckets, which may lie where the former did."""

@@ -17,7 +17,11 @@ _WINDOW = 6 << 20
 
 
 class Carrier:
-    """What the kinds have in common."""
+    """What the kinds have in common.
+
+    Theirs is submit(flight, part): sends a part of a bucket and returns the operation; the buffer is the network's
+    until it has arrived.
+    """
 
     _window = _WINDOW
     #: Whether buckets arrive in the order in which they were submitted.
@@ -49,10 +53,6 @@ class Carrier:
         """[(first element, elements)] of a bucket that are sent apart; several only where `in_order` holds."""
         return [(0, flight.buffer.numel())]
 
-    def submit(self, flight, _part):
-        """Sends a part of a bucket; returns the operation. The buffer is the network's until it has arrived."""
-        return self._attachment.submit(flight.buffer, *flight.layout)
-
     def check_optimizer(self, optimizer):
         """Raises where an optimizer can't go with the codec; see CudaSteps."""
         check = getattr(self.steps, "check_optimizer", None)
@@ -77,13 +77,15 @@ class CpuCarrier(Carrier):
     device = torch.device("cpu")
 
     def submit(self, flight, _part):
-        """See Carrier."""
-        return self._submit(flight.buffer, *flight.layout)
+        """So much at a time that the link stays busy and what is wanted first arrives first. See Carrier."""
+        call = flight.calls.get(0)
+        if call is None:
+            call = flight.calls[0] = self._prepare(flight.buffer, *flight.layout)
+        return self._attachment.submit(call, self._window)
 
-    def _submit(self, buffer, segments, name):
-        """So much at a time that the link stays busy and what is wanted first arrives first."""
+    def _prepare(self, buffer, segments, name):
         self._window = max(self._window, buffer.numel() * buffer.element_size() * 3 // 2)
-        return self._attachment.submit(buffer, segments, name, window=self._window)
+        return self._attachment.prepare(buffer, segments, name)
 
     def carries(self, _buffer):
         return True
@@ -101,8 +103,8 @@ class CpuCarrier(Carrier):
         return self._communicator.wait(operation)
 
     def reduce_now(self, buffers):
-        for operation in [self._submit(buffer, None, "probe of the order of buckets") for buffer in buffers]:
-            self._communicator.wait(operation)
+        calls = [self._prepare(buffer, None, "probe of the order of buckets") for buffer in buffers]
+        self._communicator.wait_all([self._attachment.submit(call, self._window) for call in calls])
 
     def requested(self):
         """Updates are about to be asked for: they come after what the script has done so far."""

@@ -26,21 +26,6 @@ def stream_handle(device):
     return torch._C._cuda_getCurrentRawStream(device.index)
 
 
-class _Bucket:
-    """What is known of a bucket from pass to pass.
-
-    calls: CudaCommunicator.prepare()'s, one after the other. future: complete, with the bucket's buffer.
-    """
-
-    __slots__ = ("calls", "elements", "future", "pointer")
-
-    def __init__(self, buffer, calls):
-        self.pointer = buffer.data_ptr()
-        self.elements = buffer.numel()
-        self.calls = calls
-        self.future = None
-
-
 class CudaAttachment(Attachment):
     """A model on one CUDA device."""
 
@@ -53,7 +38,6 @@ class CudaAttachment(Attachment):
         self._rows = rows.of_model(ddp.module, endpoint.codec)
         self._parts = {}
         rows.say(endpoint.rank, self._rows, self.keyed_parameters())
-        self._known = {}  # by number
         self._open = None  # (future, buffer) that is completed with this pass
         self._last = 0  # operation of this pass
         #: torch's optimizers fused into the backward pass look at a bucket's future at once.
@@ -71,15 +55,14 @@ class CudaAttachment(Attachment):
         buffer, index, last = bucket.buffer(), bucket.index(), bucket.is_last()
         if index == 0:
             self._open = None  # a pass that raised has left it
-            if self.other_buckets():
-                self._known.clear()
-        known = self._known.get(index)
-        if known is None or known.pointer != buffer.data_ptr() or known.elements != buffer.numel():
+            self.begin_pass()
+        known = self.known(index, buffer)
+        if known is None:
             if not self.carries(buffer):
                 if last:
                     self._complete()
                 return average_by_process_group(self.process_group(), buffer, self.endpoint.size)
-            known = self._known[index] = _Bucket(buffer, self.prepare(buffer, *self.encoded_layout(bucket)))
+            known = self.keep(index, buffer, self.prepare(buffer, *self.encoded_layout(bucket)))
         steps = self.endpoint.steps
         steps.submitted(index == 0, self._model)
         try:

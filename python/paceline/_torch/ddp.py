@@ -1,8 +1,7 @@
 """DistributedDataParallel through Paceline: a comm hook that every new model gets.
 
 forward() stays untouched, so torch.compile sees DDP as it is. A bucket is all-reduced in place while the backward
-pass goes on; when the pass ends, just before DDP's own finalizer, the calling thread waits for the operations
-itself: no other thread has to be woken, and a failure is raised from backward() with its own type.
+pass goes on (cpu_ddp.py, cuda_ddp.py).
 """
 
 import contextlib
@@ -10,14 +9,10 @@ import functools
 import inspect
 import weakref
 
-import torch
 import torch.distributed as dist
-from torch.futures import Future
 
 from paceline import _state
-from paceline import communicator as core
-from paceline._torch import attachment, buckets, cuda, cuda_ddp, endpoints, overlap, residuals
-from paceline._torch.dtypes import flat_view
+from paceline._torch import buckets, cpu_ddp, cuda, cuda_ddp, endpoints, overlap, residuals
 from paceline.errors import PacelineError, UnsupportedError
 
 _attached = weakref.WeakKeyDictionary()
@@ -44,107 +39,6 @@ def attachment_or_none(ddp):
 def wrapped_models():
     """All DDP models that were made while Paceline was on."""
     return list(_wrapped)
-
-
-class CpuAttachment(attachment.Attachment):
-    """A model on the CPU, and the operations of the backward pass under way."""
-
-    def __init__(self, ddp, endpoint):
-        super().__init__(ddp, endpoint)
-        self._running = []
-        self._passes = 0
-
-    def all_reduce(self, bucket):
-        """Submits the average of a bucket over the ranks; the future holds the bucket's own buffer."""
-        buffer = bucket.buffer()
-        if buffer.layout != torch.strided:
-            return attachment.average_by_process_group(self.process_group(), buffer, self.endpoint.size)
-        first = bucket.index() == 0
-        if first:
-            self._finish()  # what a backward pass that raised has left behind
-        steps = self.endpoint.steps
-        steps.submitted(first)
-        try:
-            op = self.submit(buffer, *self.layout(bucket))
-        except BaseException:
-            steps.ended(True)
-            raise
-        future = Future()
-        self._running.append((op, future, buffer))
-        if bucket.is_last():
-            self._finish_with_backward()
-        return future
-
-    def submit(self, buffer, segments, name, window=0):
-        """Submits the average of a bucket's buffer, in place; returns the operation. window: see Communicator."""
-        dtype, flat = flat_view(buffer)
-        return self.endpoint.communicator.submit(
-            core.ALL_REDUCE,
-            dtype=dtype,
-            input=flat.data_ptr(),
-            output=flat.data_ptr(),
-            count=flat.numel(),
-            reduce_op=core.AVERAGE,
-            group=self.endpoint.group,
-            codec=core.CODEC_SETTINGS if buffer.dtype == torch.float32 else core.CODEC_NONE,
-            segments=segments,
-            name=name,
-            shape=str(list(buffer.shape)),
-            window=window,
-        )
-
-    def _finish_with_backward(self):
-        passes, self._passes = self._passes, self._passes + 1
-        if passes == 0 and getattr(self._ddp(), "static_graph", False):
-            self._watch()  # DDP starts all buckets of this pass when it has ended, and waits for them at once
-            return
-        try:
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        except RuntimeError:  # not in a backward pass: a joined rank shadows the others' buckets
-            self._watch()
-
-    def _finish(self):
-        """Waits for the operations of this backward pass, on the thread that runs it."""
-        running, self._running = self._running, []
-        if not running:
-            return
-        factor = self._join_factor()
-        finite = True
-        try:
-            for op, future, buffer in running:
-                finite = self.endpoint.communicator.wait(op) and finite
-                if factor is not None:
-                    buffer.mul_(factor)
-                future.set_result(buffer)
-        finally:
-            self.endpoint.steps.ended(finite, len(running))
-
-    def _watch(self):
-        """Completes the futures from the completion thread."""
-        running, self._running = self._running, []
-        for op, future, buffer in running:
-            self.endpoint.communicator.watch(op, _Completion(future, buffer, self.endpoint.steps), buffer)
-
-    def _join_factor(self):
-        """join(divide_by_initial_world_size=False): the mean over the ranks that still have inputs."""
-        work, self.join_work = self.join_work, None
-        ddp = self._ddp()
-        if work is None or ddp is None or getattr(ddp, "_divide_by_initial_world_size", True):
-            return None
-        work.wait()
-        return self.endpoint.size / attachment.first_tensor(work).item()
-
-
-class _Completion:
-    def __init__(self, future, buffer, steps):
-        self.future, self.buffer, self.steps = future, buffer, steps
-
-    def __call__(self, error, finite):
-        self.steps.ended(finite and error is None)
-        if error is not None:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(self.buffer)
 
 
 def paceline_hook(state, bucket):
@@ -177,7 +71,7 @@ def attach(ddp):
 def _attachment_for(ddp, group, rank):
     """The way of a model, or None where it keeps torch's own, which a line says."""
     if ddp.device_type == "cpu":
-        return CpuAttachment(ddp, endpoints.of(group))
+        return cpu_ddp.CpuAttachment(ddp, endpoints.of(group))
     if ddp.device_type == "cuda":
         endpoint = cuda.endpoint_of(group, cuda.device_of(ddp.module))
         return cuda_ddp.CudaAttachment(ddp, endpoint) if endpoint is not None else None

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from paceline import _state
-from paceline._torch import carriers, ddp
+from paceline._torch import carriers, cpu_ddp, ddp
 from paceline._torch.overlap import Overlap
 from paceline.errors import InvalidArgumentError, UnsupportedError
 
@@ -271,7 +271,7 @@ class _Overlapped(_Distributed):
 def _carrier_of(attachment):
     from paceline._torch import cuda_overlap
 
-    if isinstance(attachment, ddp.CpuAttachment):
+    if isinstance(attachment, cpu_ddp.CpuAttachment):
         return carriers.CpuCarrier(attachment)
     return cuda_overlap.CudaCarrier(attachment)
 

@@ -1,0 +1,138 @@
+"""DDP's comm hook for models on the CPU.
+
+When the backward pass ends, just before DDP's own finalizer, the calling thread waits for the operations itself: no
+other thread has to be woken, and a failure is raised from backward() with its own type. So DDP looks at a bucket's
+future when all is there, and the future may be complete from the beginning; where it looks at once it gets another.
+"""
+
+import torch
+from torch.futures import Future
+
+from paceline import communicator as core
+from paceline._torch.attachment import Attachment, average_by_process_group, first_tensor
+from paceline._torch.dtypes import flat_view
+
+#: -1 where no backward pass runs; torch 1 does not tell.
+_backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+class CpuAttachment(Attachment):
+    """A model on the CPU, and the operations of the backward pass under way."""
+
+    def __init__(self, ddp, endpoint):
+        super().__init__(ddp, endpoint)
+        self._running = []  # (operation, future that is to be completed or None, buffer)
+        self._passes = 0
+        self._looked_at_late = False
+
+    def all_reduce(self, bucket):
+        """Submits the average of a bucket over the ranks; the future holds the bucket's own buffer."""
+        buffer, index, last = bucket.buffer(), bucket.index(), bucket.is_last()
+        if index == 0:
+            self._finish()  # what a backward pass that raised has left behind
+            self.begin_pass()
+            self._looked_at_late = _backward_pass() >= 0 and not self._starts_all_at_its_end()
+        known = self.known(index, buffer)
+        if known is None:
+            if buffer.layout != torch.strided:
+                return average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+            known = self.keep(index, buffer, self.prepare(buffer, *self.layout(bucket)))
+        steps = self.endpoint.steps
+        steps.submitted(index == 0)
+        try:
+            op = self.submit(known.calls)
+        except BaseException:
+            steps.ended(True)
+            raise
+        if self._looked_at_late:
+            if known.future is None:
+                known.future = Future()
+                known.future.set_result(buffer)
+            self._running.append((op, None, buffer))
+            future = known.future
+        else:
+            future = Future()
+            self._running.append((op, future, buffer))
+        if last:
+            self._finish_with_backward()
+        return future
+
+    def prepare(self, buffer, segments, name):
+        """The call that averages a bucket's buffer in place, for submit()."""
+        dtype, flat = flat_view(buffer)
+        return self.endpoint.communicator.prepare(
+            core.ALL_REDUCE,
+            dtype=dtype,
+            input=flat.data_ptr(),
+            output=flat.data_ptr(),
+            count=flat.numel(),
+            reduce_op=core.AVERAGE,
+            group=self.endpoint.group,
+            codec=core.CODEC_SETTINGS if buffer.dtype == torch.float32 else core.CODEC_NONE,
+            segments=segments,
+            name=name,
+            shape=str(list(buffer.shape)),
+        )
+
+    def submit(self, call, window=0):
+        """Submits what prepare() has returned; returns the operation. window: see Communicator.submit()."""
+        return self.endpoint.communicator.submit_prepared(call, window)
+
+    def _starts_all_at_its_end(self):
+        """Whether DDP starts all buckets of this pass when it has ended, and waits for them at once."""
+        return self._passes == 0 and getattr(self._ddp(), "static_graph", False)
+
+    def _finish_with_backward(self):
+        at_its_end = self._starts_all_at_its_end()
+        self._passes += 1
+        if at_its_end:
+            self._watch()
+            return
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        except RuntimeError:  # not in a backward pass: a joined rank shadows the others' buckets
+            self._watch()
+
+    def _finish(self):
+        """Waits for the operations of this backward pass, on the thread that runs it."""
+        running, self._running = self._running, []
+        if not running:
+            return
+        factor = self._join_factor()
+        finite = True
+        try:
+            finite = self.endpoint.communicator.wait_all([op for op, _, _ in running])
+        finally:
+            self.endpoint.steps.ended(finite, len(running))
+        for _, future, buffer in running:
+            if factor is not None:
+                buffer.mul_(factor)
+            if future is not None:
+                future.set_result(buffer)
+
+    def _watch(self):
+        """Completes the futures from the completion thread."""
+        running, self._running = self._running, []
+        for op, future, buffer in running:
+            self.endpoint.communicator.watch(op, _Completion(future, buffer, self.endpoint.steps), buffer)
+
+    def _join_factor(self):
+        """join(divide_by_initial_world_size=False): the mean over the ranks that still have inputs."""
+        work, self.join_work = self.join_work, None
+        ddp = self._ddp()
+        if work is None or ddp is None or getattr(ddp, "_divide_by_initial_world_size", True):
+            return None
+        work.wait()
+        return self.endpoint.size / first_tensor(work).item()
+
+
+class _Completion:
+    def __init__(self, future, buffer, steps):
+        self.future, self.buffer, self.steps = future, buffer, steps
+
+    def __call__(self, error, finite):
+        self.steps.ended(finite and error is None)
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(self.buffer)
