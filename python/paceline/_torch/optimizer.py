@@ -15,6 +15,7 @@ import torch.distributed as dist
 from paceline import _state
 from paceline._torch import carriers, cpu_ddp, ddp
 from paceline._torch.overlap import Overlap
+from paceline._torch.pending_gradient import PendingGradient
 from paceline.errors import InvalidArgumentError, UnsupportedError
 
 #: torch's optimizers that update each parameter by itself: which are updated together changes nothing.
@@ -194,7 +195,7 @@ class _Overlapped(_Distributed):
         def update(pairs, gate=None):
             self._paceline_update(groups, places, pairs, gate)
 
-        now = [p for group in self.param_groups for p in group["params"] if self._paceline_in_hand(p)]
+        now = [p for group in self.param_groups for p in group["params"] if _in_hand(p.grad)]
         for one in self._paceline_overlaps:
             one.request(self, update, self._paceline_class)
         if now:
@@ -239,9 +240,6 @@ class _Overlapped(_Distributed):
     def _paceline_pending(self, parameter):
         return any(one.pending(parameter) for one in self._paceline_overlaps)
 
-    def _paceline_in_hand(self, parameter):
-        return parameter.grad is not None and not self._paceline_pending(parameter)
-
     def _paceline_wait(self, parameter):
         for one in self._paceline_overlaps:
             one.want(parameter)
@@ -266,6 +264,10 @@ class _Overlapped(_Distributed):
         finally:
             for (parameter, _), gradient in zip(pairs, before):
                 parameter.grad = gradient
+
+
+def _in_hand(gradient):
+    return gradient is not None and type(gradient) is not PendingGradient
 
 
 def _carrier_of(attachment):
