@@ -101,8 +101,7 @@ Result<uint64_t> Path::collective_checked(const Collective& c) {
   PACELINE_RETURN_IF_ERROR(check_collective(c));
   const CurrentContext current(api_, context_);
   PACELINE_RETURN_IF_ERROR(current.status());
-  PACELINE_RETURN_IF_ERROR(
-      refuse_capture(c.stream, fmt::format("{} '{}'", kind_name(c.kind), c.name)));
+  PACELINE_RETURN_IF_ERROR(refuse_capture(c.stream, c.kind, c.name));
   if (ring_.size() == 0) PACELINE_RETURN_IF_ERROR(reserve_memory(0, 0));
   const PathRequest all = request_of(c);
   PACELINE_ASSIGN(const uint64_t most, count_that_fits(all));

@@ -141,14 +141,14 @@ Result<std::shared_ptr<const PathPlan>> Path::plan_for(const PathRequest& reques
   return plans_.back();
 }
 
-Status Path::refuse_capture(cu::Stream stream, std::string_view what) const {
+Status Path::refuse_capture(cu::Stream stream, PathKind kind, const std::string& name) const {
   int capturing = 0;
   PACELINE_CUDA_CALL(api_, stream_is_capturing, stream, &capturing);
   if (capturing == 0) return Status::ok();
   return {Code::kUnsupported,
-          fmt::format("{}: its stream is being captured into a CUDA graph; flags of the network "
-                      "can't be replayed: keep the backward pass out of the capture",
-                      what)};
+          fmt::format("{} '{}': its stream is being captured into a CUDA graph; flags of the "
+                      "network can't be replayed: keep the backward pass out of the capture",
+                      kind_name(kind), name)};
 }
 
 uint64_t Path::count_in_node(const PathRequest& q) const {
@@ -208,7 +208,7 @@ Result<uint64_t> Path::all_reduce_checked(const AllReduce& r) {
                             covered, r.count));
   const CurrentContext current(api_, context_);
   PACELINE_RETURN_IF_ERROR(current.status());
-  PACELINE_RETURN_IF_ERROR(refuse_capture(r.stream, fmt::format("all-reduce '{}'", r.name)));
+  PACELINE_RETURN_IF_ERROR(refuse_capture(r.stream, PathKind::kAllReduce, r.name));
   if (ring_.size() == 0) PACELINE_RETURN_IF_ERROR(reserve_memory(0, 0));
   if (has_residual(format.codec))
     PACELINE_RETURN_IF_ERROR(ensure_residuals(r.momentum > 0, format.codec == WireCodec::kInt8));
@@ -267,10 +267,6 @@ Path::Job Path::make_job(const std::shared_ptr<const PathPlan>& plan, const std:
   o->sequence = ++submitted_;
   o->plan = plan;
   o->name = name.empty() ? fmt::format("{} {}", kind_name(q.kind), o->sequence) : name;
-  o->shape = plan->reports() ? fmt::format("{} of [{}] of {} as {}", kind_name(q.kind), q.count,
-                                           dtype_name(q.format.dtype), codec_name(q.format.codec))
-                             : fmt::format("{} of {} bytes", kind_name(q.kind), q.count);
-  if (plan->by_rows()) o->shape += fmt::format(" by rows of {}", q.row_elements);
   auto region = ring_.take(plan->host_bytes, o->sequence);
   o->host = host_ + region.offset;
   o->tenant = region.tenant;

@@ -278,7 +278,8 @@ class Path {
   // path.cc
   Result<device::cuda::WireFormat> format_of(const AllReduce& request) const;
   Result<std::shared_ptr<const PathPlan>> plan_for(const PathRequest& request);
-  Status refuse_capture(cu::Stream stream, std::string_view what) const;
+  /// `kind` and `name` of the operation, for the message.
+  Status refuse_capture(cu::Stream stream, PathKind kind, const std::string& name) const;
   /// How many of `request.count` elements go in one operation, for the sake of the node's ranks; all, as a rule.
   [[nodiscard]] uint64_t count_in_node(const PathRequest& request) const;
   /// How many of `request.count` elements fit the pinned memory in one operation.

@@ -174,6 +174,15 @@ bool same(const PathRequest& a, const PathRequest& b) {
          a.row_elements == b.row_elements;
 }
 
+std::string PathPlan::describe_data() const {
+  const auto& q = request;
+  auto text = reports() ? fmt::format("{} of [{}] of {} as {}", kind_name(q.kind), q.count,
+                                      dtype_name(q.format.dtype), codec_name(q.format.codec))
+                        : fmt::format("{} of {} bytes", kind_name(q.kind), q.count);
+  if (by_rows()) text += fmt::format(" by rows of {}", q.row_elements);
+  return text;
+}
+
 const char* kind_name(PathKind kind) {
   switch (kind) {
     case PathKind::kAllReduce:

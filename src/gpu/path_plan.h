@@ -106,6 +106,8 @@ struct PathPlan {
   [[nodiscard]] bool sends(int node) const {
     return request.kind != PathKind::kBroadcast || node == request.root_node;
   }
+  /// What is reduced or moved, in words that ranks compare: an all-reduce of [100] of float32 as fp16.
+  [[nodiscard]] std::string describe_data() const;
   /// Lanes that lead to the gather stream: those from 0 on.
   [[nodiscard]] size_t lanes_used() const {
     const bool none = pieces.size() == 1 && pieces[0].lane == request.lanes;

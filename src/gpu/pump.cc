@@ -336,7 +336,8 @@ Status Pump::send_report(const Shared& o) {
   o->report = static_cast<int32_t>(std::min<uint64_t>(o->rows, Operation::kNonFinite - 1));
   if ((bits & device::cuda::kReportNonFinite) != 0) o->report |= Operation::kNonFinite;
   auto& side = sides_.front();
-  return track(side, side.wire.largest(&o->report, o->name.c_str(), o->shape.c_str()), o, 0,
+  const auto shape = o->plan->describe_data();
+  return track(side, side.wire.largest(&o->report, o->name.c_str(), shape.c_str()), o, 0,
                Kind::kReport);
 }
 

@@ -39,7 +39,7 @@ struct Operation {
   static constexpr int32_t kNonFinite = 1 << 30;
   uint64_t sequence = 0;  ///< from 1
   std::shared_ptr<const PathPlan> plan;
-  std::string name, shape;
+  std::string name;
   std::byte* host = nullptr;  ///< plan->host_bytes of pinned memory
   uint64_t tenant = 0;        ///< the last operation that used this memory; 0: none
   uint64_t first_piece = 0;   ///< pieces of all operations before it: how messages are numbered
