@@ -318,12 +318,18 @@ Status Path::join_node() {
   PACELINE_ASSIGN(auto rows, wire_.gather(mine, sizeof ids, "NCCL's identities"));
   std::memcpy(&ids, rows[static_cast<size_t>(node_root_)].data(), sizeof ids);
   // NCCL has no deadline: a thread of its own waits, and is left behind if another rank fails meanwhile.
-  auto done = std::make_shared<std::promise<Status>>();
-  auto joined = done->get_future();
-  std::thread([node = node_, done, ids, api = &api_, context = context_] {
+  struct Joining {
+    std::promise<void> begun;
+    std::promise<Status> done;
+  };
+  auto joining = std::make_shared<Joining>();
+  auto joined = joining->done.get_future();
+  std::thread([node = node_, joining, ids, api = &api_, context = context_] {
     api->ctx_set_current(context);
-    done->set_value(node->join(ids));
+    joining->begun.set_value();
+    joining->done.set_value(node->join(ids));
   }).detach();
+  joining->begun.get_future().wait();  // what it uses of this path it has used
   while (joined.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
     if (auto status = wire_.health(); !status) return status;
   }

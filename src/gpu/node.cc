@@ -43,8 +43,11 @@ Status Node::join(const NodeIds& ids) {
   config.blocking = 1;
   config.min_ctas = 1;
   config.max_ctas = most_ctas_;
+  // A thread that its caller has left behind enters no more of NCCL.
+  PACELINE_RETURN_IF_ERROR(usable());
   NCCL_CALL(nullptr, "ncclCommInitRankConfig",
             api_.comm_init_rank_config(&scatter_, ranks_, ids.scatter, rank_, &config));
+  PACELINE_RETURN_IF_ERROR(usable());
   NCCL_CALL(nullptr, "ncclCommInitRankConfig",
             api_.comm_init_rank_config(&gather_, ranks_, ids.gather, rank_, &config));
   return Status::ok();

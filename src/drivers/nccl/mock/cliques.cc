@@ -1,5 +1,6 @@
 #include "drivers/nccl/mock/cliques.h"
 
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <condition_variable>
@@ -71,7 +72,6 @@ struct Cliques::State {
   std::condition_variable changed;
   std::map<uint64_t, std::unique_ptr<Clique>> cliques;
   std::vector<std::unique_ptr<NcclCommTag>> comms;
-  uint64_t ids = 0;
   int open = 0;
   int joining = 0;  ///< threads that wait for other ranks' calls
   std::string disagreement;
@@ -91,6 +91,9 @@ constexpr NcclResult kInvalidArgument = 4;
 constexpr NcclResult kInternalError = 3;
 
 Cliques::State* the_state = nullptr;
+std::mutex beginning_and_end;  ///< of the_state, for threads that may have been left behind
+/// The same number never stands for two cliques: a thread that was left behind by an earlier test may still come.
+std::atomic<uint64_t> ids_given = 0;
 
 /// The calls between group_start and group_end of this thread.
 struct Group {
@@ -273,8 +276,7 @@ const char* get_error_string(NcclResult error) {
 const char* get_last_error(Comm) { return "as the test asked for"; }
 NcclResult get_unique_id(UniqueId* id) {
   ENTER("get_unique_id");
-  std::lock_guard lock(the_state->mutex);
-  const uint64_t number = ++the_state->ids;
+  const uint64_t number = ++ids_given;
   std::memset(id->bytes, 0, sizeof id->bytes);
   std::memcpy(id->bytes, &number, sizeof number);
   return 0;
@@ -284,8 +286,11 @@ NcclResult comm_init_rank_config(Comm* comm, int ranks, UniqueId id, int rank, C
   if (config->magic != 0xcafebeef || rank < 0 || rank >= ranks) return kInvalidArgument;
   uint64_t number = 0;
   std::memcpy(&number, id.bytes, sizeof number);
+  std::unique_lock living(beginning_and_end);
   auto* s = the_state;
+  if (s == nullptr) return kInternalError;
   std::unique_lock lock(s->mutex);
+  living.unlock();  // the end waits for those who join
   auto& clique = s->cliques[number];
   if (!clique) clique = std::make_unique<Clique>();
   if (injected != 0) {  // the others see its connections close
@@ -374,8 +379,10 @@ Cliques::Cliques(cuda::mock::Machine& machine) : state_(std::make_unique<State>(
   the_state = state_.get();
 }
 Cliques::~Cliques() {
+  std::unique_lock living(beginning_and_end);
   std::unique_lock lock(state_->mutex);
   the_state = nullptr;
+  living.unlock();
   // Threads that were left behind in an initialisation that never completes.
   for (auto& [id, clique] : state_->cliques) clique->broken = true;
   state_->changed.notify_all();
