@@ -93,10 +93,10 @@ class Rank:
         made = self.made[path]
         stream = self.torch.cuda.current_stream().cuda_stream
         segments = core.segment_array([(data.numel(), 0, data.numel())])
+        call = made.prepare(data.data_ptr(), data.numel(), 0, segments=segments, name=b"curve")
 
         def reduce():
-            op = made.all_reduce(data.data_ptr(), data.numel(), 0, stream, segments=segments, name=b"curve")
-            made.join(op, stream)
+            made.join(made.submit(call, stream), stream)
             made.wait_arrival()
 
         return reduce

@@ -201,32 +201,13 @@ class CudaCommunicator:
         """Memory for buffers of together `size` bytes a step, the largest of `largest`; nothing may be under way."""
         self._check(self._library.paceline_cuda_reserve(self._open(), size, largest))
 
-    def all_reduce(
-        self,
-        pointer,
-        count,
-        dtype,
-        stream,
-        reduce_op=core.AVERAGE,
-        codec=CODEC_SETTINGS,
-        ratio=0.0,
-        momentum=0.0,
-        segments=None,
-        name=b"",
-        factor=1.0,
-        row_elements=0,
-    ):
+    def all_reduce(self, pointer, count, dtype, stream, **arguments):
         """Enqueues the reduction in place of `count` elements at `pointer`, after what `stream` holds by now.
 
         Returns the operation at once; the data may be used again on a stream that has passed :meth:`join`.
-        segments: an array made by communicator.segment_array(), kept alive by the caller; name: bytes, for messages;
-        factor: multiplied into every rank's values; row_elements: not 0 where the buffer has rows of so many elements
-        and few of them are not zero: only those travel, while that takes fewer bytes.
+        arguments: :meth:`prepare`'s.
         """
-        made = self.prepare(
-            pointer, count, dtype, reduce_op, codec, ratio, momentum, segments, name, factor, row_elements
-        )
-        return self.submit(made, stream)
+        return self.submit(self.prepare(pointer, count, dtype, **arguments), stream)
 
     def prepare(
         self,
@@ -242,7 +223,12 @@ class CudaCommunicator:
         factor=1.0,
         row_elements=0,
     ):
-        """The arguments of :meth:`all_reduce` but the stream, laid out once for any number of :meth:`submit`."""
+        """The arguments of :meth:`all_reduce` but the stream, laid out once for any number of :meth:`submit`.
+
+        segments: an array made by communicator.segment_array(); name: bytes, for messages; factor: multiplied into
+        every rank's values; row_elements: not 0 where the buffer has rows of so many elements and few of them are not
+        zero: only those travel, while that takes fewer bytes.
+        """
         args = CudaArgs(
             data=pointer,
             count=count,
