@@ -36,7 +36,9 @@ class Count:
     def reset(self):
         self.seconds, self.calls = 0.0, 0
 
-    def around(self, call):
+    def around(self, call, calls=1):
+        """The same call, counted as so many."""
+
         @functools.wraps(call, updated=())
         def counted(*arguments):
             started = clock()
@@ -44,7 +46,7 @@ class Count:
                 return call(*arguments)
             finally:
                 self.seconds += clock() - started
-                self.calls += 1
+                self.calls += calls
 
         return counted
 
@@ -118,7 +120,7 @@ def rank_main(args) -> None:
         dist.init_process_group("gloo")
         counted = CountedLibrary(_library.load(), library)
         _library.load = lambda: counted
-        cpu_ddp.CpuAttachment._finish = _within(hook, cpu_ddp.CpuAttachment._finish)
+        cpu_ddp.CpuAttachment._finish = hook.around(cpu_ddp.CpuAttachment._finish, calls=0)
     lines = []
     os.environ["PACELINE_DISABLE"] = "1"
     plain = torch.nn.parallel.DistributedDataParallel(blocks(torch))
@@ -140,19 +142,6 @@ def rank_main(args) -> None:
         if args.json:
             keys = ("name", "python_us", "library_us", "buckets")
             Path(args.json).write_text(json.dumps([dict(zip(keys, line)) for line in lines]))
-
-
-def _within(count, method):
-    """`method` counts, but not as a call of its own."""
-
-    def counted(*arguments):
-        started = clock()
-        try:
-            return method(*arguments)
-        finally:
-            count.seconds += clock() - started
-
-    return counted
 
 
 def main() -> int:

@@ -195,17 +195,6 @@ class Communicator:
             raise from_code(code, self._sentence(self._handle, op))
         return bool(result.finite)
 
-    def wait_all(self, ops):
-        """wait() for each of them, in turn."""
-        result = _library.Result()
-        reference, finite = byref(result), True
-        for op in ops:
-            code = self._library.paceline_wait(self._handle, op, -1.0, reference)
-            if code:
-                raise from_code(code, self._sentence(self._handle, op))
-            finite = finite and bool(result.finite)
-        return finite
-
     def watch(self, op, callback, keep=None):
         """Calls callback(error or None, finite) from the completion thread when the operation has ended."""
         with self._lock:

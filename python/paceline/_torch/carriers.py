@@ -59,6 +59,10 @@ class Carrier:
         if check is not None:
             check(optimizer)
 
+    def gate(self, _optimizer, _kind):
+        """A number on the device at which the optimizer's kernels change nothing; None: the host waits for arrival."""
+        return None
+
     def seconds_of(self, like, elements, count):
         """Of `count` all-reduces of so many elements, handed over at once; the least of three. Collective."""
         probes = [torch.zeros(elements, dtype=like.dtype, device=like.device) for _ in range(count)]
@@ -104,14 +108,11 @@ class CpuCarrier(Carrier):
 
     def reduce_now(self, buffers):
         calls = [self._prepare(buffer, None, "probe of the order of buckets") for buffer in buffers]
-        self._communicator.wait_all([self._attachment.submit(call, self._window) for call in calls])
+        for operation in [self._attachment.submit(call, self._window) for call in calls]:
+            self._communicator.wait(operation)
 
     def requested(self):
         """Updates are about to be asked for: they come after what the script has done so far."""
-
-    def gate(self, _optimizer, _kind):
-        """A number on the device at which the optimizer's kernels change nothing; None: the host waits for arrival."""
-        return None
 
     @contextlib.contextmanager
     def updating(self):

@@ -101,7 +101,8 @@ class CpuAttachment(Attachment):
         factor = self._join_factor()
         finite = True
         try:
-            finite = self.endpoint.communicator.wait_all([op for op, _, _ in running])
+            for op, _, _ in running:
+                finite = self.endpoint.communicator.wait(op) and finite
         finally:
             self.endpoint.steps.ended(finite, len(running))
         for _, future, buffer in running:
