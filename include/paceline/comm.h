@@ -222,8 +222,8 @@ PACELINE_API paceline_code paceline_residual_read(paceline_comm* comm, uint64_t 
 PACELINE_API paceline_code paceline_residual_write(paceline_comm* comm, uint64_t key,
                                                    const float* data, uint64_t elements);
 
-/* Memory that ranks of one node can read in place (a copy less per collective). NULL:
- * paceline_error(comm). */
+/* Memory that ranks of one node can read and write in place: a copy less per collective, two where ranks of one node
+ * alone sum up. NULL: paceline_error(comm). */
 PACELINE_API void* paceline_alloc(paceline_comm* comm, size_t bytes);
 PACELINE_API void paceline_free(paceline_comm* comm, void* memory);
 

@@ -9,16 +9,6 @@
 namespace paceline::capi {
 namespace {
 
-// In a child: leaves with a number that tells the line.
-#define MUST(condition)                                                                       \
-  do {                                                                                        \
-    if (!(condition)) {                                                                       \
-      std::fprintf(stderr, "rank %d, %s:%d: %s (%s)\n", rank, __FILE__, __LINE__, #condition, \
-                   paceline_error(nullptr));                                                  \
-      return 1;                                                                               \
-    }                                                                                         \
-  } while (0)
-
 std::vector<float> values(int rank, size_t n, unsigned seed) {
   std::mt19937 random(seed * 1000 + static_cast<unsigned>(rank));
   std::vector<float> out(n);

@@ -12,15 +12,6 @@
 namespace paceline::capi {
 namespace {
 
-#define MUST(condition)                                                                       \
-  do {                                                                                        \
-    if (!(condition)) {                                                                       \
-      std::fprintf(stderr, "rank %d, %s:%d: %s (%s)\n", rank, __FILE__, __LINE__, #condition, \
-                   paceline_error(nullptr));                                                  \
-      return 1;                                                                               \
-    }                                                                                         \
-  } while (0)
-
 int sum_up(paceline_comm* comm, int rank, int size, size_t n) {
   std::vector<int32_t> data(n, rank);
   auto a = op_args(0, 6, data.data(), data.data(), n);

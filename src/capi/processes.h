@@ -20,6 +20,16 @@
 
 #include "paceline/comm.h"
 
+// In a rank's process: leaves with 1, and says where.
+#define MUST(condition)                                                        \
+  do {                                                                         \
+    if (!(condition)) {                                                        \
+      std::fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #condition, \
+                   paceline_error(nullptr));                                   \
+      return 1;                                                                \
+    }                                                                          \
+  } while (0)
+
 namespace paceline::capi {
 
 /// A key-value store in a directory; a value appears whole.

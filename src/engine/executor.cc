@@ -18,6 +18,7 @@ using plan::StepKind;
 
 // Multiple of every element size and of the SIMD width: where a slice may end.
 constexpr uint64_t kSliceAlign = 4096;
+constexpr uint64_t kAnswerPart = 16 * 1024;
 
 bool is_network(StepKind k) {
   return k == StepKind::kSend || k == StepKind::kReceive || k == StepKind::kReceiveReduce ||
@@ -43,6 +44,7 @@ Executor::Executor(std::shared_ptr<PreparedPlan> plan) : plan_(std::move(plan)) 
   waits_.resize(steps.size());
   posted_.resize(steps.size());
   lengths_.resize(steps.size());
+  answered_.resize(steps.size());
   ready_.reserve(steps.size());
   cascade_.reserve(steps.size());
   sink_of_.resize(steps.size());
@@ -130,7 +132,11 @@ void Executor::post(uint32_t step, wire::Channel& channel) {
   if (s.kind == StepKind::kSend) {
     auto bytes =
         s.bytes_from == plan::kNoStep ? s.src.bytes : std::min(s.src.bytes, lengths_[s.bytes_from]);
-    channel.send(peer, tag, digest_for(s), {at(s.src), bytes}, cookie);
+    const std::span<const std::byte> data{at(s.src), bytes};
+    wire::Answer answer;
+    if (s.answer.bytes != 0) answer.place = at(s.answer);
+    if (s.answer_of != plan::kNoStep) answer.given = answered_[s.answer_of];
+    channel.send_with_answer(peer, tag, digest_for(s), data, cookie, answer);
     return;
   }
   wire::Inbox inbox;
@@ -157,6 +163,7 @@ void Executor::complete(uint32_t step, const wire::Completion& completion, wire:
                   peer);
     }
     lengths_[step] = completion.bytes;
+    answered_[step] = completion.answered;
   }
   if (!failure_) return;
   release(step, channel);
@@ -173,6 +180,7 @@ void Executor::absorb(uint32_t step, uint64_t offset, std::span<const std::byte>
       cpu::reduce_into(request.dtype, request.op, at(s.dst) + offset, at(s.src) + offset,
                        data.data(), elements);
     }
+    if (s.divisor != 1.0) cpu::divide(request.dtype, at(s.dst) + offset, s.divisor, elements);
     return;
   }
   // Dense codecs: 16 bits on the wire become 32 in memory.
@@ -182,6 +190,18 @@ void Executor::absorb(uint32_t step, uint64_t offset, std::span<const std::byte>
     return codec::decode_dense(request.codec, data.data(), into);
   if (s.src.bytes > 0) std::memcpy(into.data(), at(s.src) + offset * 2, into.size_bytes());
   codec::decode_reduce_dense(request.codec, request.op, data.data(), into);
+}
+
+// In parts that stay in the nearest caches: each is read, added and written to both owners before the next one.
+bool Executor::absorb_and_answer(uint32_t step, uint64_t offset, std::span<const std::byte> data,
+                                 std::byte* place) {
+  const Step& s = plan_->plan.steps[step];
+  for (uint64_t at_byte = 0; at_byte < data.size(); at_byte += kAnswerPart) {
+    const auto part = data.subspan(at_byte, std::min(kAnswerPart, data.size() - at_byte));
+    absorb(step, offset + at_byte, part);
+    if (s.answers) cpu::copy(place + at_byte, at(s.dst) + offset + at_byte, part.size());
+  }
+  return s.answers;
 }
 
 uint64_t Executor::work(uint64_t budget, wire::Channel& channel, Interlude& interlude) {

@@ -77,6 +77,10 @@ class Executor {
     void consume(uint64_t offset, std::span<const std::byte> data) override {
       executor_->absorb(step_, offset, data);
     }
+    bool consume_and_answer(uint64_t offset, std::span<const std::byte> data,
+                            std::byte* place) override {
+      return executor_->absorb_and_answer(step_, offset, data, place);
+    }
 
    private:
     Executor* executor_ = nullptr;
@@ -87,6 +91,8 @@ class Executor {
   void make_ready(uint32_t step, wire::Channel& channel);
   void post(uint32_t step, wire::Channel& channel);
   void absorb(uint32_t step, uint64_t offset, std::span<const std::byte> data);
+  bool absorb_and_answer(uint32_t step, uint64_t offset, std::span<const std::byte> data,
+                         std::byte* place);
   uint64_t run_slice(uint32_t step, uint64_t budget, bool& finished, Interlude& interlude);
   uint64_t run_sparse(const plan::Step& s, uint32_t step, Interlude& interlude);
   void run_dense(const plan::Step& s, uint64_t from, uint64_t n);
@@ -98,9 +104,10 @@ class Executor {
   std::shared_ptr<PreparedPlan> plan_;
   Binding binding_;
   std::vector<uint32_t> waits_;
-  std::vector<uint8_t> posted_;    ///< [steps] 1 while a message is on the channel
-  std::vector<uint64_t> lengths_;  ///< [steps] of variable messages
-  std::vector<uint32_t> ready_;    ///< local steps that can run: a heap, the plan's earliest first
+  std::vector<uint8_t> posted_;     ///< [steps] 1 while a message is on the channel
+  std::vector<uint64_t> lengths_;   ///< [steps] of variable messages
+  std::vector<uint64_t> answered_;  ///< [steps] Completion::answered
+  std::vector<uint32_t> ready_;     ///< local steps that can run: a heap, the plan's earliest first
   uint32_t current_ = plan::kNoStep;  ///< the local step that is being run
   uint64_t slice_done_ = 0;           ///< bytes of it already handled
   std::vector<StepSink> sinks_;

@@ -22,14 +22,6 @@ double cpu_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-#define MUST(condition)                                                    \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      return 1;                                                            \
-    }                                                                      \
-  } while (0)
-
 /// A node of one rank: machine, communicator, path.
 struct NodeProcess {
   NodeProcess(int rank, int size, FileStore& store, int wires = 1) : machine(cu::mock::Options{}) {

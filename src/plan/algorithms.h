@@ -35,15 +35,19 @@ bool travels_encoded(const Builder& b, Rank a, Rank c, Coding coding);
 void ring_phase(Builder& b, const Members& m, Span span, From from, bool is_encoded = false);
 /// Whether a ring is the better way for an encoded buffer of so many bytes (before the codec).
 bool suits_encoded_ring(uint64_t bytes, int members);
+/// What an owner has been told last of each piece of its sum, if the sum can go straight back to who told it: steps of
+/// receive_reduce_answering() for direct_all_gather() to follow. Empty: it can't.
+using Answers = std::vector<uint32_t>;
 /// Rank at place j ends with the reduction of shards[j] in its output, in a fixed order: its own
 /// contribution, then those of the places before it, backwards round the ring. The output begins
-/// with element `output_begin`.
+/// with element `output_begin`. With `answers`, the sums are what direct_all_gather() will send (with the average's
+/// division, where the result is not empty).
 void direct_reduce_scatter(Builder& b, const Members& m, const std::vector<Span>& shards, From from,
-                           Coding coding, uint64_t output_begin = 0);
+                           Coding coding, uint64_t output_begin = 0, Answers* answers = nullptr);
 /// Place j's shards[j] of the output goes to all members. Where any message is encoded, all ranks
 /// end with what the decoded encoding is, the owner too.
-void direct_all_gather(Builder& b, const Members& m, const std::vector<Span>& shards,
-                       Coding coding);
+void direct_all_gather(Builder& b, const Members& m, const std::vector<Span>& shards, Coding coding,
+                       const Answers& answers = {});
 /// Both, over `span`, with the average's division between them.
 void direct_phase(Builder& b, const Members& m, Span span, From from, Coding coding);
 

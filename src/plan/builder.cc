@@ -113,14 +113,33 @@ uint32_t Builder::zero(Range dst) {
 
 uint32_t Builder::send(Rank peer, Range src, uint64_t piece, uint32_t bytes_from) {
   if (src.bytes == 0) return kNoStep;
+  Step step = sending(peer, src, piece);
+  step.bytes_from = bytes_from;
+  if (bytes_from != kNoStep) wait_for(bytes_from);
+  return push(std::move(step));
+}
+
+Step Builder::sending(Rank peer, Range src, uint64_t piece) {
   Step step;
   step.kind = StepKind::kSend;
   step.lane = static_cast<uint8_t>(piece % static_cast<uint64_t>(request().lanes));
   step.peer = peer;
   step.slot = next_send_[static_cast<std::size_t>(peer)]++;
   step.src = src;
-  step.bytes_from = bytes_from;
-  if (bytes_from != kNoStep) wait_for(bytes_from);
+  return step;
+}
+
+uint32_t Builder::send_for_answer(Rank peer, Range src, Range answer, uint64_t piece) {
+  if (src.bytes == 0) return kNoStep;
+  Step step = sending(peer, src, piece);
+  step.answer = answer;
+  return push(std::move(step));
+}
+
+uint32_t Builder::send_answer(Rank peer, Range src, uint32_t answer_of, uint64_t piece) {
+  if (src.bytes == 0) return kNoStep;
+  Step step = sending(peer, src, piece);
+  step.answer_of = answer_of;
   return push(std::move(step));
 }
 
@@ -145,6 +164,16 @@ uint32_t Builder::receive_reduce(Rank peer, Range dst, Range left, uint64_t piec
   if (dst.bytes == 0) return kNoStep;
   Step step = receiving(StepKind::kReceiveReduce, peer, dst, piece);
   if (left != dst) step.src = left;
+  return push(std::move(step));
+}
+
+uint32_t Builder::receive_reduce_answering(Rank peer, Range dst, Range left, double divisor,
+                                           uint64_t piece) {
+  if (dst.bytes == 0) return kNoStep;
+  Step step = receiving(StepKind::kReceiveReduce, peer, dst, piece);
+  if (left != dst) step.src = left;
+  step.divisor = divisor;
+  step.answers = true;
   return push(std::move(step));
 }
 

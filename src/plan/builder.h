@@ -69,8 +69,14 @@ class Builder {
   uint32_t decode_reduce(Range dst, Range src, uint32_t bytes_from = kNoStep, double divisor = 1.0);
   uint32_t zero(Range dst);
   uint32_t send(Rank peer, Range src, uint64_t piece = 0, uint32_t bytes_from = kNoStep);
+  /// The two sends of what goes there and comes back (Step::answer).
+  uint32_t send_for_answer(Rank peer, Range src, Range answer, uint64_t piece);
+  uint32_t send_answer(Rank peer, Range src, uint32_t answer_of, uint64_t piece);
   uint32_t receive(Rank peer, Range dst, uint64_t piece = 0, bool short_message = false);
   uint32_t receive_reduce(Rank peer, Range dst, Range left, uint64_t piece = 0);
+  /// The same, divided, and told to the sender if it likes.
+  uint32_t receive_reduce_answering(Rank peer, Range dst, Range left, double divisor,
+                                    uint64_t piece);
   uint32_t receive_decode(Rank peer, Range dst, uint64_t piece = 0);
   uint32_t receive_decode_reduce(Rank peer, Range dst, Range left, uint64_t piece = 0);
   /// The next step waits for `step` too (where no range tells so).
@@ -82,6 +88,7 @@ class Builder {
   Plan take(Algorithm algorithm);
 
  private:
+  Step sending(Rank peer, Range src, uint64_t piece);
   Step receiving(StepKind kind, Rank peer, Range dst, uint64_t piece);
   uint32_t push(Step step);
   void derive_dependencies(Step& step, uint32_t index);

@@ -18,16 +18,28 @@ bool travels_encoded(const Builder& b, Rank a, Rank c, Coding coding) {
 
 namespace {
 
+// The last of an owner's contributors gets the sum back as soon as it is there, if both can see each other's memory.
+// (It is the place after the owner's, so with two ranks it is the other one.)
+bool is_answered(const Builder& b, const Members& m, Rank peer, Coding coding, int offset) {
+  return offset == m.size() - 1 && b.same_node(b.me(), peer) &&
+         !travels_encoded(b, b.me(), peer, coding);
+}
+
 // Sends go to the next place first, then the one after …: at any time every rank is the target of
 // one other.
 void send_contributions(Builder& b, const Members& m, const std::vector<std::vector<Span>>& cut,
-                        From from, Coding coding, int offset) {
+                        From from, Coding coding, int offset, bool comes_back) {
   Rank peer = m.at(m.mine + offset);
   auto place = static_cast<std::size_t>((m.mine + offset) % m.size());
   bool encoded = travels_encoded(b, b.me(), peer, coding);
+  bool answered = comes_back && is_answered(b, m, peer, coding, offset);
   for (std::size_t p = 0; p < cut[place].size(); ++p) {
     Span piece = cut[place][p];
     Range own = from == From::kInput ? b.in(piece) : b.out(piece);
+    if (answered) {
+      b.send_for_answer(peer, own, b.out(piece), p);
+      continue;
+    }
     if (encoded) {
       Range code = b.encoding(piece);
       b.encode(code, own);
@@ -41,14 +53,18 @@ void send_contributions(Builder& b, const Members& m, const std::vector<std::vec
 // arrive in scratch meanwhile, for a receive that is posted only when its turn has come costs a round
 // trip, through all that is queued before the link.
 void add_contributions(Builder& b, const Members& m, const std::vector<Span>& mine, From from,
-                       Coding coding, int offset, uint64_t output_begin) {
+                       Coding coding, int offset, uint64_t output_begin, Answers* answers) {
   Rank peer = m.at(m.mine - offset);
   bool encoded = travels_encoded(b, b.me(), peer, coding);
+  bool answered = answers != nullptr && is_answered(b, m, peer, coding, offset);
+  double divisor = b.request().op == ReduceOp::kAverage ? static_cast<double>(b.size()) : 1.0;
   bool waits_in_scratch = offset > 1 && !b.same_node(b.me(), peer);
   for (std::size_t p = 0; p < mine.size(); ++p) {
     Range sum = b.out({mine[p].begin - output_begin, mine[p].end - output_begin});
     Range left = offset == 1 && from == From::kInput ? b.in(mine[p]) : sum;
-    if (waits_in_scratch) {
+    if (answered) {
+      answers->push_back(b.receive_reduce_answering(peer, sum, left, divisor, p));
+    } else if (waits_in_scratch) {
       Range arrived = encoded ? b.encoding(mine[p]) : b.scratch(sum.bytes);
       b.receive(peer, arrived, p);
       if (encoded) {
@@ -76,17 +92,17 @@ std::vector<std::vector<Span>> cut_all(const Builder& b, const std::vector<Span>
 }  // namespace
 
 void direct_reduce_scatter(Builder& b, const Members& m, const std::vector<Span>& shards, From from,
-                           Coding coding, uint64_t output_begin) {
+                           Coding coding, uint64_t output_begin, Answers* answers) {
   auto cut = cut_all(b, shards);
   for (int offset = 1; offset < m.size(); ++offset) {
-    send_contributions(b, m, cut, from, coding, offset);
+    send_contributions(b, m, cut, from, coding, offset, answers != nullptr);
     add_contributions(b, m, cut[static_cast<std::size_t>(m.mine)], from, coding, offset,
-                      output_begin);
+                      output_begin, answers);
   }
 }
 
-void direct_all_gather(Builder& b, const Members& m, const std::vector<Span>& shards,
-                       Coding coding) {
+void direct_all_gather(Builder& b, const Members& m, const std::vector<Span>& shards, Coding coding,
+                       const Answers& answers) {
   auto cut = cut_all(b, shards);
   const auto& mine = cut[static_cast<std::size_t>(m.mine)];
   bool any_encoded = false;
@@ -107,7 +123,12 @@ void direct_all_gather(Builder& b, const Members& m, const std::vector<Span>& sh
     if (any_encoded) b.decode(b.out(mine[p]), code);
     for (int offset = 1; offset < m.size(); ++offset) {
       Rank peer = m.at(m.mine + offset);
-      if (!travels_encoded(b, b.me(), peer, coding)) b.send(peer, b.out(mine[p]), p);
+      if (travels_encoded(b, b.me(), peer, coding)) continue;
+      if (offset == 1 && !answers.empty()) {
+        b.send_answer(peer, b.out(mine[p]), answers[p], p);
+      } else {
+        b.send(peer, b.out(mine[p]), p);
+      }
     }
   }
   for (int offset = 1; offset < m.size(); ++offset) {
@@ -128,9 +149,12 @@ void direct_all_gather(Builder& b, const Members& m, const std::vector<Span>& sh
 void direct_phase(Builder& b, const Members& m, Span span, From from, Coding coding) {
   auto shards = split(span, static_cast<uint64_t>(m.size()), b.request().dtype);
   Span mine = shards[static_cast<std::size_t>(m.mine)];
-  direct_reduce_scatter(b, m, shards, from, coding);
-  for (Span piece : pieces(b.request(), mine, span.size())) b.finish_sum(b.out(piece));
-  direct_all_gather(b, m, shards, coding);
+  Answers answers;
+  direct_reduce_scatter(b, m, shards, from, coding, 0, &answers);
+  if (answers.empty()) {
+    for (Span piece : pieces(b.request(), mine, span.size())) b.finish_sum(b.out(piece));
+  }
+  direct_all_gather(b, m, shards, coding, answers);
 }
 
 void direct_all_reduce(Builder& b) {

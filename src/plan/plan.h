@@ -139,10 +139,16 @@ struct Step {
   /// encode or a receive, for its sends and decodes); src.bytes is then the upper bound. Such a
   /// receive has no bytes_from: its message may be shorter than dst.bytes, as the flag below says.
   uint32_t bytes_from = kNoStep;
-  bool short_message = false;   ///< receives: dst.bytes is an upper bound
-  bool clears = false;          ///< sparse kEncode: src = 0 afterwards
-  double divisor = 1.0;         ///< kScale; sparse kDecodeReduce: a power of two
-  std::vector<uint32_t> after;  ///< indices of earlier steps that must have completed
+  bool short_message = false;  ///< receives: dst.bytes is an upper bound
+  bool clears = false;         ///< sparse kEncode: src = 0 afterwards
+  double divisor =
+      1.0;  ///< kScale; kReceiveReduce: of what comes out; sparse kDecodeReduce: a power of two
+  /// Inside a node, where one rank's kReceiveReduce makes of a message what it later sends back: kSend: where this rank
+  /// will receive that, in one message of the same length. The other rank may write it there at once.
+  Range answer;
+  bool answers = false;          ///< kReceiveReduce: what comes out may be written to the sender
+  uint32_t answer_of = kNoStep;  ///< kSend: what that step may have brought already
+  std::vector<uint32_t> after;   ///< indices of earlier steps that must have completed
   bool operator==(const Step&) const = default;
 };
 

@@ -260,6 +260,25 @@ class Interpreter {
         if (conflict(steps[i], steps[k])) return fail(i, fmt::format("races with step {}", k));
       }
     }
+    auto ordered = [&](std::size_t first, std::size_t second) {
+      return ((before[second][first / 64] >> (first % 64)) & 1) != 0;
+    };
+    // Where an answer comes, all is done before the question, or after the answer.
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const Range& answer = steps[i].answer;
+      if (answer.bytes == 0) continue;
+      auto comes = std::find_if(steps.begin(), steps.end(), [&](const Step& s) {
+        return s.kind == StepKind::kReceive && s.peer == steps[i].peer && s.dst == answer;
+      });
+      if (comes == steps.end() || answer.bytes != steps[i].src.bytes)
+        return fail(i, "its answer never comes");
+      auto last = static_cast<std::size_t>(comes - steps.begin());
+      for (std::size_t k = 0; k < steps.size(); ++k) {
+        bool touches = overlap(steps[k].src, answer) || overlap(steps[k].dst, answer);
+        if (k == i || k == last || !touches || ordered(k, i) || ordered(last, k)) continue;
+        return fail(k, fmt::format("races with the answer to step {}", i));
+      }
+    }
     return std::nullopt;
   }
 
@@ -353,6 +372,11 @@ class Interpreter {
     }
     states_[to][*m.receive].bytes = data.size();
     take(to, receive, data);
+    if (!receive.answers && send.answer.bytes != 0) return "an answer is expected, none is given";
+    // As shared memory may do: what came out is written to the sender while its send is under way.
+    if (receive.answers && !m.held && random_() % 2 == 0) {
+      std::memcpy(at(from, send.answer), at(to, receive.dst), data.size());
+    }
     if (!m.held) finish(from, *m.send);
     finish(to, *m.receive);
     return std::nullopt;
@@ -370,6 +394,8 @@ class Interpreter {
     bool reduces = s.kind == StepKind::kReceiveReduce || s.kind == StepKind::kReceiveDecodeReduce;
     if (reduces) {
       combine_all(q, dst, left, plain.data(), plain.size());
+      for (uint64_t at = 0; s.divisor != 1.0 && at < s.dst.bytes; at += dtype_size(q.dtype))
+        divide_element(q.dtype, dst + at, s.divisor);
     } else {
       std::memcpy(dst, plain.data(), plain.size());
     }

@@ -50,6 +50,34 @@ TEST(Text, InPlaceAReceiveWaitsForTheSendItOverwrites) {
 )");
 }
 
+TEST(Text, InsideANodeTheSumGoesStraightBack) {
+  PlanRequest q = all_reduce(2, 2, 128);
+  q.algorithm = Algorithm::kDirect;
+  q.in_place = true;
+  q.op = ReduceOp::kAverage;
+  EXPECT_EQ(text(q, 0), R"(rank 0 of 2: direct all-reduce 1×2
+   0 send to 1#0 out[64+64] answered at out[64+64]
+   1 receive-reduce from 1#0 -> out[0+64] / 2 answering
+   2 send to 1#1 out[0+64] unless 1 answered after 1
+   3 receive from 1#1 -> out[64+64] after 0
+)");
+}
+
+TEST(Text, OfThreeInANodeTheLastContributorIsAnswered) {
+  PlanRequest q = all_reduce(3, 3, 192);
+  q.algorithm = Algorithm::kDirect;
+  EXPECT_EQ(text(q, 1), R"(rank 1 of 3: direct all-reduce 1×3
+   0 send to 2#0 in[128+64]
+   1 receive-reduce from 0#0 in[64+64] -> out[64+64]
+   2 send to 0#0 in[0+64] answered at out[0+64]
+   3 receive-reduce from 2#0 -> out[64+64] answering after 1
+   4 send to 2#1 out[64+64] unless 3 answered after 3
+   5 send to 0#1 out[64+64] after 3
+   6 receive from 0#1 -> out[0+64]
+   7 receive from 2#1 -> out[128+64]
+)");
+}
+
 TEST(Text, DirectWithFp16) {
   PlanRequest q = all_reduce(2, 1, 128);
   q.algorithm = Algorithm::kDirect;

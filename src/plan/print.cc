@@ -64,6 +64,9 @@ std::string step_text(const Step& s) {
   if (s.divisor != 1.0) text += fmt::format(" / {}", s.divisor);
   if (s.bytes_from != kNoStep) text += fmt::format(" length of {}", s.bytes_from);
   if (s.short_message) text += " or less";
+  if (s.answer.bytes != 0) text += " answered at " + range_text(s.answer);
+  if (s.answers) text += " answering";
+  if (s.answer_of != kNoStep) text += fmt::format(" unless {} answered", s.answer_of);
   if (!s.after.empty()) text += fmt::format(" after {}", fmt::join(s.after, ","));
   return text;
 }

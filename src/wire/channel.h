@@ -46,6 +46,13 @@ class Sink {
   /// come in any order; `offset` is a multiple of kPieceAlign and so is the size, but for the
   /// message's last piece. `data` is valid during the call only. Runs inside progress().
   virtual void consume(uint64_t offset, std::span<const std::byte> data) = 0;
+  /// The same, and what these bytes become is written to `place`, as many bytes of the sender's own memory (it may be
+  /// where `data` lies). False: it was not.
+  virtual bool consume_and_answer(uint64_t offset, std::span<const std::byte> data,
+                                  std::byte* /*place*/) {
+    consume(offset, data);
+    return false;
+  }
 };
 /// Pieces begin and end at multiples of this, so that no element is cut.
 inline constexpr uint64_t kPieceAlign = 64;
@@ -62,6 +69,15 @@ struct Completion {
   uint64_t cookie = 0;
   uint64_t bytes = 0;  ///< of the message; may be below the inbox's capacity
   Status status;
+  uint64_t answered = 0;  ///< of a receive: for Answer::given; 0: the sink has not answered
+};
+
+/// Two messages of equal length that belong together: one whose bytes the receiver's sink turns into something, and a
+/// later one that brings that back. Where the receiver can write the sender's memory it does so at once, while all is in
+/// its cache, and the later message carries nothing.
+struct Answer {
+  std::byte* place = nullptr;  ///< of the first: where its sender will receive the later one
+  uint64_t given = 0;          ///< of the later one: Completion::answered of the first
 };
 
 /// An unsolicited short message (at most kNoteLimit bytes) for the control plane: delivered in
@@ -115,6 +131,13 @@ class Channel {
   virtual void send(Rank peer, Tag tag, uint32_t digest, std::span<const std::byte> data,
                     uint64_t cookie) = 0;
   virtual void receive(Rank peer, Tag tag, uint32_t digest, Inbox inbox, uint64_t cookie) = 0;
+  /// send() of one of two messages that belong together. `place` may be written from now on until the later message has
+  /// come. A channel that can't carries both as they are.
+  virtual void send_with_answer(Rank peer, Tag tag, uint32_t digest,
+                                std::span<const std::byte> data, uint64_t cookie,
+                                const Answer& /*answer*/) {
+    send(peer, tag, digest, data, cookie);
+  }
   /// Delivered at least until the peer is lost; no completion. Connects if need be.
   virtual void post_note(Rank peer, std::span<const std::byte> bytes) = 0;
   /// True while a note for a peer that is not lost waits in this process: it would end with it.

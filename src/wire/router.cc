@@ -81,11 +81,16 @@ void Router::end_self(uint64_t cookie, uint64_t bytes, const Status& status) {
 
 void Router::send(Rank peer, Tag tag, uint32_t digest, std::span<const std::byte> data,
                   uint64_t cookie) {
+  send_with_answer(peer, tag, digest, data, cookie, {});
+}
+
+void Router::send_with_answer(Rank peer, Tag tag, uint32_t digest, std::span<const std::byte> data,
+                              uint64_t cookie, const Answer& answer) {
   if (refuse(peer, cookie)) return;
   if (peer != rank_) {
     Channel* c = way(peer);
     if (c == far_.get()) far_used_ = true;
-    c->send(peer, tag, digest, data, cookie);
+    c->send_with_answer(peer, tag, digest, data, cookie, answer);
     return;
   }
   if (!self_sends_.try_emplace(tag, SelfSend{digest, data, cookie}).second) {

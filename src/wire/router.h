@@ -28,6 +28,8 @@ class Router final : public Channel {
 
   void send(Rank peer, Tag tag, uint32_t digest, std::span<const std::byte> data,
             uint64_t cookie) override;
+  void send_with_answer(Rank peer, Tag tag, uint32_t digest, std::span<const std::byte> data,
+                        uint64_t cookie, const Answer& answer) override;
   void receive(Rank peer, Tag tag, uint32_t digest, Inbox inbox, uint64_t cookie) override;
   void post_note(Rank peer, std::span<const std::byte> bytes) override;
   [[nodiscard]] bool notes_waiting() const override {

@@ -103,6 +103,13 @@ void* ShmAllocator::take(uint64_t bytes) {
   return nullptr;
 }
 
+void ShmAllocator::keep(const void* memory) {
+  std::lock_guard lock(mutex_);
+  const auto offset = offset_of(memory, 1);
+  auto after = offset ? used_.upper_bound(*offset) : used_.begin();
+  if (after != used_.begin()) kept_.insert(std::prev(after)->first);
+}
+
 bool ShmAllocator::free(void* memory) {
   if (memory == nullptr) return true;
   std::lock_guard lock(mutex_);
@@ -119,6 +126,7 @@ bool ShmAllocator::free(void* memory) {
   const uint64_t bytes = found->second;
   used_.erase(found);
   in_use_ -= bytes;
+  if (kept_.contains(*offset)) return true;
   give(*offset, bytes);
   return true;
 }

@@ -43,6 +43,9 @@ class ShmAllocator {
   [[nodiscard]] void* allocate(uint64_t bytes);
   /// Memory of allocate(), or nullptr. False: it is neither (nothing was done).
   bool free(void* memory);
+  /// Memory of allocate(), or a part of it, that a peer may still write to: free() takes it, but it is never handed out
+  /// again.
+  void keep(const void* memory);
   /// Only from shared memory, for the channel's own buffers; nullptr where there is none.
   [[nodiscard]] void* allocate_shared(uint64_t bytes);
 
@@ -74,6 +77,7 @@ class ShmAllocator {
   std::map<uint64_t, uint64_t> free_;                     ///< offset → bytes, never adjacent
   std::set<std::pair<uint64_t, uint64_t>> free_by_size_;  ///< (bytes, offset)
   std::map<uint64_t, uint64_t> used_;                     ///< offset → bytes
+  std::set<uint64_t> kept_;                               ///< offsets of used_
   std::map<void*, uint64_t> private_;
   uint64_t in_use_ = 0;
 };

@@ -89,6 +89,22 @@ TEST(Allocator, ForeignAndDoubleFreesAreRefused) {
   EXPECT_TRUE(allocator.free(nullptr));
 }
 
+TEST(Allocator, WhatIsKeptIsNotHandedOutAgain) {
+  ShmAllocator allocator(AllocatorOptions{64ULL << 20, false, {}});
+  auto* first = static_cast<std::byte*>(allocator.allocate(1 << 20));
+  auto* second = static_cast<std::byte*>(allocator.allocate(1 << 20));
+  allocator.keep(second + 5000);
+  int local = 0;
+  allocator.keep(&local);  // private memory is its process's alone
+  EXPECT_TRUE(allocator.free(first));
+  EXPECT_TRUE(allocator.free(second));
+  EXPECT_FALSE(allocator.free(second));
+  EXPECT_EQ(allocator.bytes_in_use(), 0U);
+  EXPECT_EQ(allocator.allocate(1 << 20), first);
+  for (int i = 0; i < 8; ++i) EXPECT_NE(allocator.allocate(1 << 20), second);
+  EXPECT_NE(allocator.allocate(50 << 20), nullptr);
+}
+
 TEST(Allocator, OffsetsEndWithTheMemory) {
   ShmAllocator allocator(AllocatorOptions{64ULL << 20, false, {}});
   EXPECT_FALSE(allocator.offset_of(&allocator, 1).has_value());

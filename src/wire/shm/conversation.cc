@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/log.h"
+
 namespace paceline::wire::shm {
 
 namespace {
@@ -14,14 +16,14 @@ constexpr int kRecordsPerTurn = 256;
 Conversation::Conversation(Rank peer, std::string name, Shared& shared)
     : peer_(peer), name_(std::move(name)), shared_(shared) {}
 
-void Conversation::complete(uint64_t cookie, uint64_t bytes, Status status) {
-  shared_.done.push_back({cookie, bytes, std::move(status)});
+void Conversation::complete(uint64_t cookie, uint64_t bytes, Status status, uint64_t answered) {
+  shared_.done.push_back({cookie, bytes, std::move(status), answered});
 }
 
 // ---- posting
 
-void Conversation::send(Tag tag, uint32_t digest, std::span<const std::byte> data,
-                        uint64_t cookie) {
+void Conversation::send(Tag tag, uint32_t digest, std::span<const std::byte> data, uint64_t cookie,
+                        const Answer& answer) {
   Queued queued;
   queued.header.tag = tag;
   queued.header.digest = digest;
@@ -37,7 +39,8 @@ void Conversation::send(Tag tag, uint32_t digest, std::span<const std::byte> dat
   } else {
     queued.header.type = RecordType::kOffer;
     queued.header.id = next_id_++;
-    lent_.emplace(queued.header.id, Lent{data, cookie, tag});
+    queued.answer = answer;
+    lent_.emplace(queued.header.id, Lent{data, cookie, tag, answer.place});
   }
   write_or_queue(std::move(queued));
 }
@@ -85,14 +88,31 @@ void Conversation::post(const RecordHeader& header) {
 }
 
 /// Where the receiver finds the bytes. (The arena can be announced only over a link.)
-void Conversation::fill_offer(RecordHeader& header, std::span<const std::byte> data) {
+void Conversation::fill_offer(Queued& queued) {
+  auto& header = queued.header;
+  const auto data = queued.data;
   header.spare = reinterpret_cast<uintptr_t>(data.data());
   if (!shared_.options.use_arena) return;
   auto& arena = *shared_.options.allocator;
   auto offset = arena.offset_of(data.data(), data.size());
+  if (queued.answer.given != 0) {
+    header.flag = OfferFlag::kAnswered;
+    header.offset = queued.answer.given - 1;
+  }
   if (!offset || !link_->announce(arena)) return;
   header.in_arena = 1;
   header.where = *offset;
+  if (queued.answer.place == nullptr) return;
+  if (auto place = arena.offset_of(queued.answer.place, data.size())) {
+    header.flag = OfferFlag::kAnswerHere;
+    header.offset = *place;
+  }
+}
+
+/// The peer has written the message to where this side wants it, when it read the one that this one answers.
+bool Conversation::is_there(const RecordHeader& offer, const Posted& posted) const {
+  return offer.flag == OfferFlag::kAnswered && posted.inbox.sink == nullptr &&
+         shared_.options.allocator->offset_of(posted.inbox.into, offer.length) == offer.offset;
 }
 
 /// Writes what waits, in order. True when the queue is empty afterwards.
@@ -100,7 +120,7 @@ bool Conversation::flush() {
   while (!queue_.empty()) {
     auto& next = queue_.front();
     const bool offer = next.header.type == RecordType::kOffer;
-    if (offer) fill_offer(next.header, next.data);
+    if (offer) fill_offer(next);
     const auto payload = offer ? std::span<const std::byte>() : next.data;
     if (!link_->write(next.header, payload)) return false;
     shared_.counters.wire_sent += record_bytes(payload.size());
@@ -225,7 +245,13 @@ bool Conversation::on_offer(const RecordHeader& offer) {
 
 void Conversation::match_offer(const RecordHeader& offer, const Posted& posted) {
   Status status = check(offer, offer.length, posted);
-  if (status.is_ok() && offer.length != 0) return start_pull(offer, posted);
+  if (status.is_ok() && offer.length != 0) {
+    if (!is_there(offer, posted)) return start_pull(offer, posted);
+    Pull pull;
+    pull.offer = offer;
+    pull.posted = posted;
+    return finish_pull(pull);
+  }
   RecordHeader answer;
   answer.type = RecordType::kTaken;
   answer.id = offer.id;
@@ -293,10 +319,25 @@ void Conversation::fail_requests(const Status& why) {
   copies_.clear();
 }
 
+/// After revoke(): the peer writes no answer any more.
+void Conversation::await_writer() {
+  if (!link_ || !writer_ended_ || link_->await_writer()) return;
+  writer_ended_ = false;
+  auto& arena = *shared_.options.allocator;
+  for (auto& [id, lent] : lent_) {
+    if (lent.answer != nullptr) arena.keep(lent.answer);
+  }
+  log::warning(
+      "{} stands still while it writes into shared memory: the buffer it writes to is not used "
+      "again",
+      name_);
+}
+
 void Conversation::end(const Status& why) {
   if (ended()) return;
   ended_ = why;
   if (link_) link_->revoke();
+  await_writer();
   fail_requests(why);
   queue_.clear();
   release_slots();
@@ -306,6 +347,7 @@ void Conversation::end(const Status& why) {
 void Conversation::abort(const Status& why) {
   if (ended()) return;
   if (link_) link_->revoke();
+  await_writer();
   std::vector<uint64_t> pushed;
   for (auto& [id, lent] : lent_) {
     if (lent.copying) pushed.push_back(id);

@@ -10,6 +10,9 @@
 //   arena, or
 //            through the ring where there is none
 // and then says that it has taken them.
+//
+// A message out of the arena may ask for an answer (channel.h) in the arena: the receiver writes it as it reads. The later
+// message is an offer that says so, and where; a receive for that very place is complete then.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +44,8 @@ class Conversation {
  public:
   Conversation(Rank peer, std::string name, Shared& shared);
 
-  void send(Tag tag, uint32_t digest, std::span<const std::byte> data, uint64_t cookie);
+  void send(Tag tag, uint32_t digest, std::span<const std::byte> data, uint64_t cookie,
+            const Answer& answer);
   void receive(Tag tag, uint32_t digest, Inbox inbox, uint64_t cookie);
   /// Something that was to be told, not a message, waits for the link or for room in the ring.
   [[nodiscard]] bool notes_waiting() const {
@@ -90,6 +94,7 @@ class Conversation {
     std::span<const std::byte> data;
     uint64_t cookie = 0;
     Tag tag = 0;
+    const std::byte* answer = nullptr;  ///< may be written by the peer
     bool copying = false;
   };
   enum class Way { kArena, kMemory, kPieces };
@@ -98,6 +103,7 @@ class Conversation {
     RecordHeader offer;
     Posted posted;
     uint64_t done = 0;
+    std::byte* answer = nullptr;  ///< of the peer's arena, where it is wanted
   };
   struct Copy {
     uint64_t id = 0;
@@ -109,6 +115,7 @@ class Conversation {
     std::vector<std::byte> copy;      ///< notes
     std::span<const std::byte> data;  ///< the caller's
     uint64_t cookie = 0;
+    Answer answer;
   };
   struct Slot {
     std::byte* data = nullptr;
@@ -125,11 +132,13 @@ class Conversation {
   bool on_taken(const RecordHeader& header);
   bool flush();
   void post(const RecordHeader& header);
-  void fill_offer(RecordHeader& header, std::span<const std::byte> data);
+  void fill_offer(Queued& queued);
+  [[nodiscard]] bool is_there(const RecordHeader& offer, const Posted& posted) const;
+  void await_writer();
   bool write_or_queue(Queued queued);
   [[nodiscard]] Status check(const RecordHeader& header, uint64_t length,
                              const Posted& posted) const;
-  void complete(uint64_t cookie, uint64_t bytes, Status status);
+  void complete(uint64_t cookie, uint64_t bytes, Status status, uint64_t answered = 0);
   void fail_requests(const Status& why);
 
   // transfer.cc: moving the bytes of offered messages
@@ -138,6 +147,7 @@ class Conversation {
   uint64_t step_pull(Status& status);
   uint64_t read_chunk(Pull& pull, uint64_t bytes, Status& status);
   void deliver(const Pull& pull, std::span<const std::byte> data) const;
+  void deliver_and_answer(Pull& pull, std::span<const std::byte> data);
   void finish_pull(const Pull& pull);
   bool on_pull(const RecordHeader& header);
   bool on_piece(const RingReader::Record& record);
@@ -164,6 +174,8 @@ class Conversation {
   std::deque<Copy> copies_;                       ///< pushed by this side
   std::vector<Slot> slots_;
   bool slots_tried_ = false;
+  bool writer_ended_ =
+      true;  ///< false: the peer stood still in the middle, and is not waited for again
   uint64_t next_id_ = 1;
   uint64_t eager_sent_ = 0;  ///< bytes of records, against the peer's credit
 };

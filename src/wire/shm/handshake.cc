@@ -6,7 +6,7 @@ namespace paceline::wire::shm {
 namespace {
 
 constexpr uint32_t kMagic = 0x48534c50;  // "PLSH"
-constexpr uint16_t kWireVersion = 1;
+constexpr uint16_t kWireVersion = 2;
 
 template <std::size_t N>
 void put_array(ByteWriter& out, const std::array<std::byte, N>& bytes) {

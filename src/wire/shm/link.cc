@@ -4,6 +4,8 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <chrono>
+#include <thread>
 
 #include "base/log.h"
 #include "wire/shm/handshake.h"
@@ -102,7 +104,7 @@ bool Link::read_socket() {
 }
 
 void Link::adopt_arena(Fd fd, uint64_t bytes) {
-  auto mapped = SharedMemory::adopt(std::move(fd), bytes, false);
+  auto mapped = SharedMemory::adopt(std::move(fd), bytes, true);
   arena_failed_ = !mapped.is_ok();
   if (arena_failed_) {
     if (log::first("shm-arena")) {
@@ -118,6 +120,29 @@ void Link::adopt_arena(Fd fd, uint64_t bytes) {
 std::span<const std::byte> Link::arena(uint64_t offset, uint64_t bytes) const {
   if (offset > arena_.size() || bytes > arena_.size() - offset) return {};
   return {arena_.data() + offset, bytes};
+}
+
+std::byte* Link::arena_to_write(uint64_t offset, uint64_t bytes) const {
+  return arena(offset, bytes).empty() ? nullptr : arena_.data() + offset;
+}
+
+bool Link::begin_writing() {
+  mine().writing.store(1, std::memory_order_relaxed);
+  if (still_lent()) return true;
+  end_writing();
+  return false;
+}
+
+void Link::end_writing() { mine().writing.store(0, std::memory_order_release); }
+
+bool Link::await_writer() const {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  while (theirs().writing.load(std::memory_order_acquire) != 0) {
+    if (!alive()) return true;
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::yield();
+  }
+  return true;
 }
 
 int Link::read_memory(uint64_t address, void* into, std::size_t bytes) const {

@@ -65,6 +65,14 @@ class Link {
   bool read_socket();
   /// Bytes of the peer's arena; empty where it is not mapped or the range lies outside.
   [[nodiscard]] std::span<const std::byte> arena(uint64_t offset, uint64_t bytes) const;
+  /// The same, to be written between begin_writing() and end_writing() only; nullptr where there is none.
+  [[nodiscard]] std::byte* arena_to_write(uint64_t offset, uint64_t bytes) const;
+  /// False: the peer has taken its buffers back, nothing may be written.
+  [[nodiscard]] bool begin_writing();
+  void end_writing();
+  /// After revoke(): waits until the peer has ended what it writes into this process's arena, for a chunk takes
+  /// microseconds. False: it has not in a second (it may be stopped), and is alive.
+  [[nodiscard]] bool await_writer() const;
   [[nodiscard]] bool has_arena() const { return arena_.size() != 0; }
   [[nodiscard]] bool arena_failed() const { return arena_failed_; }
 

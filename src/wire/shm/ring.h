@@ -33,6 +33,11 @@
 // were still lent: either its fence came first, and so did its reads, or it would see the store. If
 // it is 1 the bytes are dropped.
 //
+// Writing into the peer's memory. A sender may ask for an answer at a place of its own arena, which the receiver then
+// writes, chunk by chunk, each between writing = 1 and writing = 0. It fences after the 1 and looks at the peer's
+// `aborted`; the peer that aborts fences after storing that and waits until `writing` is 0. So either the writer sees the
+// abort and leaves the memory alone, or the peer sees it at work and waits for the chunk's end.
+//
 // All that is read here was written by another process: sizes are checked against the ring before
 // use, and a record's header is copied out once, so that what was checked is what is used.
 #pragma once
@@ -58,6 +63,7 @@ struct Side {
   alignas(kLine) std::atomic<uint32_t> asleep;
   std::atomic<uint32_t> starved;  ///< this side waits for room in the ring that it writes
   std::atomic<uint32_t> aborted;  ///< this side's buffers are no longer lent
+  alignas(kLine) std::atomic<uint32_t> writing;  ///< this side writes into the other's arena
 };
 
 struct Page {
@@ -83,13 +89,20 @@ enum class RecordType : uint16_t {
       8,  ///< sender to receiver: message id is not lent any more, no piece of it will come
 };
 
+/// What an offer says of the place at `offset` of an arena.
+enum class OfferFlag : uint32_t {
+  kNone = 0,
+  kAnswerHere = 1,  ///< of the sender's: what the message becomes may be written there
+  kAnswered = 2,    ///< of the receiver's: the message's bytes lie there already
+};
+
 /// A record's first bytes; the payload follows.
 struct RecordHeader {
   uint32_t payload = 0;  ///< bytes after the header
   RecordType type = RecordType::kSkip;
   uint16_t in_arena = 0;  ///< `where` is an offset in the sender's arena, not an address
   uint32_t digest = 0;
-  uint32_t reserved = 0;
+  OfferFlag flag = OfferFlag::kNone;
   uint64_t tag = 0;
   uint64_t length = 0;
   uint64_t where = 0;

@@ -62,7 +62,11 @@ class Impl final : public ShmChannel {
 
   void send(Rank peer, Tag tag, uint32_t digest, std::span<const std::byte> data,
             uint64_t cookie) override {
-    if (auto* with = reach(peer, cookie)) with->send(tag, digest, data, cookie);
+    send_with_answer(peer, tag, digest, data, cookie, {});
+  }
+  void send_with_answer(Rank peer, Tag tag, uint32_t digest, std::span<const std::byte> data,
+                        uint64_t cookie, const Answer& answer) override {
+    if (auto* with = reach(peer, cookie)) with->send(tag, digest, data, cookie, answer);
   }
   void receive(Rank peer, Tag tag, uint32_t digest, Inbox inbox, uint64_t cookie) override {
     if (auto* with = reach(peer, cookie)) with->receive(tag, digest, inbox, cookie);

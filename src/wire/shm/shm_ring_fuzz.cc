@@ -32,9 +32,20 @@ RecordHeader header_from(const uint8_t* bytes) {
     header.offset %= 200'000;
     if (bytes[1] % 2 == 0) header.offset -= header.offset % 64;
     header.where %= 300'000;
+    header.flag = static_cast<OfferFlag>(bytes[12] % 3);
   }
   return header;
 }
+
+class Echo final : public Sink {
+ public:
+  void consume(uint64_t /*offset*/, std::span<const std::byte> /*data*/) override {}
+  bool consume_and_answer(uint64_t /*offset*/, std::span<const std::byte> data,
+                          std::byte* place) override {
+    std::memmove(place, data.data(), data.size());
+    return true;
+  }
+};
 
 }  // namespace
 
@@ -66,8 +77,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<std::byte> buffer(300'000);
   for (uint64_t tag = 0; tag < 4; ++tag) {
     conversation.receive(tag, 0, {buffer.data(), nullptr, buffer.size()}, tag);
-    conversation.send(tag, 0, std::span(buffer).first(tag % 2 == 0 ? 200'000 : 100), 10 + tag);
+    conversation.send(tag, 0, std::span(buffer).first(tag % 2 == 0 ? 200'000 : 100), 10 + tag, {});
   }
+  // One that answers, and one to where an answer may lie.
+  Echo echo;
+  conversation.receive(4, 0, {nullptr, &echo, buffer.size()}, 4);
+  auto* place = static_cast<std::byte*>(shared.options.allocator->allocate(100'000));
+  conversation.receive(5, 0, {place, nullptr, 100'000}, 5);
   if (data[0] % 4 == 3)
     conversation.abort(Status(Code::kAborted, "fuzz")),
         shared.aborted = Status(Code::kAborted, "fuzz");

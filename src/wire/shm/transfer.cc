@@ -19,11 +19,15 @@ uint64_t Conversation::transfer(Status& status) {
 // ---- receiving
 
 void Conversation::start_pull(const RecordHeader& offer, const Posted& posted) {
-  Pull pull{Way::kPieces, offer, posted, 0};
+  Pull pull{Way::kPieces, offer, posted};
   if (offer.in_arena != 0 && shared_.options.use_arena) {
     // The announcement left before the offer did, so it is there by now.
     if (!link_->has_arena()) (void)link_->read_socket();
     if (!link_->arena(offer.where, offer.length).empty()) pull.way = Way::kArena;
+    if (pull.way == Way::kArena && offer.flag == OfferFlag::kAnswerHere &&
+        posted.inbox.sink != nullptr) {
+      pull.answer = link_->arena_to_write(offer.offset, offer.length);
+    }
   }
   if (pull.way == Way::kPieces && link_->can_read_memory()) pull.way = Way::kMemory;
   if (pull.way == Way::kPieces) return ask_for_pieces(pull);
@@ -64,7 +68,8 @@ uint64_t Conversation::step_pull(Status& status) {
 /// Returns 0 where the pull goes another way, or the peer is gone.
 uint64_t Conversation::read_chunk(Pull& pull, uint64_t bytes, Status& status) {
   if (pull.way == Way::kArena) {
-    deliver(pull, link_->arena(pull.offer.where + pull.done, bytes));
+    const auto data = link_->arena(pull.offer.where + pull.done, bytes);
+    pull.answer != nullptr ? deliver_and_answer(pull, data) : deliver(pull, data);
     return bytes;
   }
   const bool direct = pull.posted.inbox.sink == nullptr;
@@ -97,6 +102,15 @@ void Conversation::deliver(const Pull& pull, std::span<const std::byte> data) co
   }
 }
 
+void Conversation::deliver_and_answer(Pull& pull, std::span<const std::byte> data) {
+  bool answered = false;
+  if (link_->begin_writing()) {
+    answered = pull.posted.inbox.sink->consume_and_answer(pull.done, data, pull.answer + pull.done);
+    link_->end_writing();
+  }
+  if (!answered) pull.answer = nullptr;  // the later message brings it
+}
+
 void Conversation::finish_pull(const Pull& pull) {
   RecordHeader answer;
   answer.type = RecordType::kTaken;
@@ -104,7 +118,8 @@ void Conversation::finish_pull(const Pull& pull) {
   if (link_->still_lent()) {
     shared_.counters.payload_received += pull.offer.length;
     shared_.counters.wire_received += pull.way == Way::kPieces ? 0 : pull.offer.length;
-    complete(pull.posted.cookie, pull.offer.length, Status::ok());
+    complete(pull.posted.cookie, pull.offer.length, Status::ok(),
+             pull.answer != nullptr ? pull.offer.offset + 1 : 0);
   } else {
     answer.digest = static_cast<uint32_t>(Code::kAborted);
     complete(pull.posted.cookie, 0,

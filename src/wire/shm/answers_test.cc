@@ -1,0 +1,224 @@
+// What the receiver of a message writes back into its sender's memory: at once where it can, never after the sender has
+// taken its buffer back.
+
+#include <algorithm>
+#include <random>
+
+#include "wire/shm/testing.h"
+
+namespace paceline::wire::shm::testing {
+namespace {
+
+constexpr std::size_t kLong = 3 * 1024 * 1024 + 192;
+
+std::byte turned(std::byte b) { return static_cast<std::byte>(static_cast<int>(b) * 5 + 3); }
+
+std::vector<std::byte> turned(std::vector<std::byte> data) {
+  for (auto& b : data) b = turned(b);
+  return data;
+}
+
+/// Turns every byte; answers the first `most` pieces, where it is asked.
+class Turner final : public Sink {
+ public:
+  explicit Turner(std::size_t bytes, int most = 1 << 30, bool slow = false)
+      : data(bytes), left_(most), slow_(slow) {}
+  void consume(uint64_t offset, std::span<const std::byte> piece) override {
+    ASSERT_LE(offset + piece.size(), data.size());
+    std::transform(piece.begin(), piece.end(), data.begin() + static_cast<std::ptrdiff_t>(offset),
+                   [](std::byte b) { return turned(b); });
+  }
+  bool consume_and_answer(uint64_t offset, std::span<const std::byte> piece,
+                          std::byte* place) override {
+    consume(offset, piece);
+    if (left_-- <= 0) return false;
+    if (slow_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::copy_n(data.begin() + static_cast<std::ptrdiff_t>(offset), piece.size(), place);
+    return true;
+  }
+  std::vector<std::byte> data;
+
+ private:
+  int left_;
+  bool slow_;  ///< as if the system ran something else in the middle
+};
+
+struct Case {
+  const char* name;
+  bool arena;      ///< the sender's buffer
+  bool in_place;   ///< the answer comes to where the question lies
+  bool elsewhere;  ///< its receive names another place in the end
+  int pieces;      ///< that the sink answers
+  bool at_once;    ///< so this is expected
+};
+class Answers : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Each, Answers,
+                         ::testing::Values(Case{"in_place", true, true, false, 100, true},
+                                           Case{"beside", true, false, false, 100, true},
+                                           Case{"elsewhere", true, true, true, 100, true},
+                                           Case{"half_answered", true, true, false, 5, false},
+                                           Case{"private_memory", false, true, false, 100, false}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(Answers, AreThereWhenTheLaterMessageComes) {
+  run_ranks(2, [](Node& node) {
+    const Case& c = GetParam();
+    talk(node, 1 - node.rank, 1000);
+    if (node.rank == 0) {
+      Turner sink(kLong, c.pieces);
+      node.channel->receive(1, 1, 7, {nullptr, &sink, kLong}, 1);
+      const Completion taken = node.wait(1);
+      ASSERT_TRUE(taken.status.is_ok());
+      EXPECT_EQ(taken.answered != 0, c.at_once);
+      node.meet();
+      Answer answer;
+      answer.given = taken.answered;
+      node.channel->send_with_answer(1, 2, 7, sink.data, 2, answer);
+      EXPECT_TRUE(node.wait(2).status.is_ok());
+    } else {
+      const auto make = [&] {
+        return c.arena ? static_cast<std::byte*>(node.channel->allocator()->allocate(kLong))
+                       : static_cast<std::byte*>(std::malloc(kLong));
+      };
+      const auto original = pattern(kLong, 3);
+      const auto expected = turned(original);
+      std::byte* question = make();
+      std::byte* place = c.in_place ? question : make();
+      std::copy(original.begin(), original.end(), question);
+      if (!c.in_place) std::memset(place, 0, kLong);
+      Answer answer;
+      answer.place = place;
+      node.channel->send_with_answer(0, 1, 7, {question, kLong}, 1, answer);
+      EXPECT_TRUE(node.wait(1).status.is_ok());
+      const bool there = std::equal(expected.begin(), expected.end(), place);
+      EXPECT_EQ(there, c.at_once);
+      node.meet();
+      std::vector<std::byte> other(kLong);
+      std::byte* to = c.elsewhere ? other.data() : place;
+      // Not a byte is moved any more where the answer is: what is written here meanwhile stays.
+      if (c.at_once && !c.elsewhere) place[77] = std::byte{0x77};
+      node.channel->receive(0, 2, 7, {to, nullptr, kLong}, 2);
+      const Completion come = node.wait(2);
+      EXPECT_TRUE(come.status.is_ok());
+      EXPECT_EQ(come.bytes, kLong);
+      if (c.at_once && !c.elsewhere) {
+        EXPECT_EQ(place[77], std::byte{0x77});
+        place[77] = expected[77];
+      }
+      EXPECT_TRUE(std::equal(expected.begin(), expected.end(), to));
+      EXPECT_EQ(node.channel->counters().payload_received, node.channel->counters().payload_sent);
+    }
+    node.meet();
+  });
+}
+
+/// The sender aborts at any moment and uses its buffer for something else: nothing is written there.
+TEST(Answers, AreNotWrittenAfterAnAbort) {
+  const unsigned seed = std::random_device{}();
+  for (unsigned round = 0; round < 20; ++round) {
+    run_ranks(2, [&](Node& node) {
+      constexpr std::size_t kBytes = 2 * 1024 * 1024;
+      talk(node, 1 - node.rank, 9);
+      if (node.rank == 1) {
+        auto* data = static_cast<std::byte*>(node.channel->allocator()->allocate(kBytes));
+        std::memset(data, 0x5a, kBytes);
+        Answer answer;
+        answer.place = data;
+        node.channel->send_with_answer(0, 1, 0, {data, kBytes}, 1, answer);
+        node.meet();
+        std::mt19937 random(seed + round);
+        const Time until = node.clock.now() + static_cast<Time>(random() % 8000) * kMicrosecond;
+        while (node.clock.now() < until) node.step();
+        node.channel->abort(Status(Code::kAborted, "test"));
+        node.step();
+        ASSERT_TRUE(node.done.contains(1));
+        std::memset(data, 0xa5, kBytes);
+        node.meet();
+        EXPECT_EQ(std::count(data, data + kBytes, std::byte{0xa5}), static_cast<long>(kBytes))
+            << "seed " << seed << ", round " << round;
+      } else {
+        Turner sink(kBytes, 1 << 30, true);
+        node.meet();
+        node.channel->receive(1, 1, 0, {nullptr, &sink, kBytes}, 1);
+        (void)node.wait(1);
+        node.meet();
+      }
+      node.meet();
+    });
+  }
+}
+
+/// Stands still, or dies, in the middle of an answer.
+class Sudden final : public Sink {
+ public:
+  explicit Sudden(int signal) : signal_(signal) {}
+  void consume(uint64_t /*offset*/, std::span<const std::byte> /*data*/) override {}
+  bool consume_and_answer(uint64_t /*offset*/, std::span<const std::byte> /*data*/,
+                          std::byte* place) override {
+    ::raise(signal_);
+    *place = std::byte{0x11};
+    return true;
+  }
+
+ private:
+  int signal_;
+};
+
+class SuddenEnd : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Each, SuddenEnd, ::testing::Values(SIGSTOP, SIGKILL),
+                         [](const auto& info) {
+                           return std::string(info.param == SIGSTOP ? "stopped" : "killed");
+                         });
+
+TEST_P(SuddenEnd, OfAWriterHoldsNobodyUp) {
+  run_ranks(2,
+            [](Node& node) {
+              talk(node, 1 - node.rank, 9);
+              auto& arena = *node.channel->allocator();
+              if (node.rank == 0) {
+                node.board.flags[0].store(static_cast<uint64_t>(::getpid()));
+                Sudden sink(GetParam());
+                node.meet();
+                node.channel->receive(1, 1, 0, {nullptr, &sink, kLong}, 1);
+                (void)node.wait(1);  // the other one ends this process
+                return;
+              }
+              auto* data = static_cast<std::byte*>(arena.allocate(kLong));
+              Answer answer;
+              answer.place = data;
+              node.channel->send_with_answer(0, 1, 0, {data, kLong}, 1, answer);
+              node.meet();
+              const auto other = static_cast<pid_t>(node.board.flags[0].load());
+              const Time began = node.clock.now();
+              node.sleepy = false;
+              if (GetParam() == SIGKILL) {
+                EXPECT_EQ(node.wait(1).status.code(), Code::kPeerLost);
+                EXPECT_LT(node.clock.now() - began, 2 * kSecond);
+                EXPECT_TRUE(arena.free(data));
+                return;
+              }
+              const auto is_stopped = [&] {
+                std::string text(400, '\0');
+                FILE* file = std::fopen(("/proc/" + std::to_string(other) + "/stat").c_str(), "r");
+                if (file == nullptr) return false;
+                text.resize(std::fread(text.data(), 1, text.size(), file));
+                std::fclose(file);
+                return text.find(") T ") != std::string::npos;
+              };
+              ASSERT_TRUE(node.until(is_stopped));
+              const Time stopped = node.clock.now();
+              node.channel->abort(Status(Code::kTimeout, "rank 0 is silent"));
+              node.step();
+              EXPECT_LT(node.clock.now() - stopped, 3 * kSecond);
+              EXPECT_EQ(node.wait(1).status.message(), "rank 0 is silent");
+              // What it may still write to is nobody's any more.
+              EXPECT_TRUE(arena.free(data));
+              auto* next = static_cast<std::byte*>(arena.allocate(kLong));
+              EXPECT_NE(next, data);
+              ::kill(other, SIGKILL);
+            },
+            {}, {0});
+}
+
+}  // namespace
+}  // namespace paceline::wire::shm::testing
