@@ -160,6 +160,13 @@ uint32_t Builder::receive(Rank peer, Range dst, uint64_t piece, bool short_messa
   return push(std::move(step));
 }
 
+uint32_t Builder::receive_sum(Rank peer, Range dst, uint64_t piece) {
+  if (dst.bytes == 0) return kNoStep;
+  Step step = receiving(StepKind::kReceive, peer, dst, piece);
+  step.brings_sum = true;
+  return push(std::move(step));
+}
+
 uint32_t Builder::receive_reduce(Rank peer, Range dst, Range left, uint64_t piece) {
   if (dst.bytes == 0) return kNoStep;
   Step step = receiving(StepKind::kReceiveReduce, peer, dst, piece);
@@ -224,6 +231,9 @@ void Builder::derive_dependencies(Step& step, uint32_t index) {
   };
   write(step.dst);
   if (step.clears) write(step.src);
+  if (step.brings_sum) {
+    std::erase_if(after, [&](uint32_t k) { return plan_.steps[k].kind == StepKind::kSend; });
+  }
   std::sort(after.begin(), after.end());
   after.erase(std::unique(after.begin(), after.end()), after.end());
   drop_implied(after);

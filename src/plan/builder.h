@@ -73,6 +73,8 @@ class Builder {
   uint32_t send_for_answer(Rank peer, Range src, Range answer, uint64_t piece);
   uint32_t send_answer(Rank peer, Range src, uint32_t answer_of, uint64_t piece);
   uint32_t receive(Rank peer, Range dst, uint64_t piece = 0, bool short_message = false);
+  /// Of an all-reduce's result (Step::brings_sum).
+  uint32_t receive_sum(Rank peer, Range dst, uint64_t piece);
   uint32_t receive_reduce(Rank peer, Range dst, Range left, uint64_t piece = 0);
   /// The same, divided, and told to the sender if it likes.
   uint32_t receive_reduce_answering(Rank peer, Range dst, Range left, double divisor,

@@ -140,7 +140,7 @@ void direct_all_gather(Builder& b, const Members& m, const std::vector<Span>& sh
       if (encoded) {
         b.receive_decode(peer, b.out(theirs[p]), p);
       } else {
-        b.receive(peer, b.out(theirs[p]), p);
+        b.receive_sum(peer, b.out(theirs[p]), p);
       }
     }
   }

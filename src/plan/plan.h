@@ -143,6 +143,10 @@ struct Step {
   bool clears = false;         ///< sparse kEncode: src = 0 afterwards
   double divisor =
       1.0;  ///< kScale; kReceiveReduce: of what comes out; sparse kDecodeReduce: a power of two
+  /// kReceive: it brings what all ranks' contributions came to. So it can't come before what this rank has sent towards
+  /// it has arrived, and does not wait for those sends of the same memory, whose ends are told later, behind all that the
+  /// peer sends.
+  bool brings_sum = false;
   /// Inside a node, where one rank's kReceiveReduce makes of a message what it later sends back: kSend: where this rank
   /// will receive that, in one message of the same length. The other rank may write it there at once.
   Range answer;

@@ -257,7 +257,11 @@ class Interpreter {
       }
       for (std::size_t k = 0; k < i; ++k) {
         if ((before[i][k / 64] >> (k % 64)) & 1) continue;
-        if (conflict(steps[i], steps[k])) return fail(i, fmt::format("races with step {}", k));
+        if (!conflict(steps[i], steps[k])) continue;
+        if (!steps[i].brings_sum) return fail(i, fmt::format("races with step {}", k));
+        // Ordered by what other ranks do; check_sum() looks when it comes.
+        before[i][k / 64] |= uint64_t{1} << (k % 64);
+        for (std::size_t w = 0; w <= k / 64; ++w) before[i][w] |= before[k][w];
       }
     }
     auto ordered = [&](std::size_t first, std::size_t second) {
@@ -363,6 +367,9 @@ class Interpreter {
       auto* source = at(from, send.src);
       data.assign(source, source + source_bytes(from, send));
     }
+    if (receive.brings_sum) {
+      if (auto wrong = check_sum(to, *m.receive)) return wrong;
+    }
     const PlanRequest& q = plans_[to].request;
     uint64_t expected = message_bytes(q, receive);
     if (data.size() > expected || (data.size() < expected && !receive.short_message)) {
@@ -379,6 +386,20 @@ class Interpreter {
     }
     if (!m.held) finish(from, *m.send);
     finish(to, *m.receive);
+    return std::nullopt;
+  }
+
+  // A sum must not come before all that it replaces has left, or is done.
+  std::optional<std::string> check_sum(std::size_t r, uint32_t i) {
+    const auto& steps = plans_[r].steps;
+    for (uint32_t k = 0; k < i; ++k) {
+      if (!conflict(steps[i], steps[k])) continue;
+      const bool is_send = steps[k].kind == StepKind::kSend;
+      const Key key{static_cast<Rank>(r), steps[k].peer, steps[k].slot};
+      if (is_send ? messages_[key].delivered : states_[r][k].done) continue;
+      return fmt::format("rank {} step {}: the sum comes before step {} is through\n{}", r, i, k,
+                         plans_[r].to_string());
+    }
     return std::nullopt;
   }
 

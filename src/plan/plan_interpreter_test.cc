@@ -43,6 +43,30 @@ TEST(Interpreter, FindsForgottenDependencies) {
   }
 }
 
+// Rank 1 sends its bytes back before it has got rank 0's, which it claims to have added.
+TEST(Interpreter, FindsASumThatComesBeforeItsContribution) {
+  PlanRequest q;
+  q.algorithm = Algorithm::kDirect;
+  q.shape = {2, {0, 1}};
+  q.count = 2;
+  q.in_place = true;
+  const Range first{Buffer::kOutput, 0, 4}, second{Buffer::kOutput, 4, 4};
+  std::vector<Plan> plans(2);
+  for (Rank r = 0; r < 2; ++r) plans[static_cast<std::size_t>(r)].request = q;
+  plans[1].me = 1;
+  plans[0].steps = {{.kind = StepKind::kSend, .peer = 1, .src = first},
+                    {.kind = StepKind::kReceive, .peer = 1, .dst = first, .brings_sum = true}};
+  plans[1].steps = {{.kind = StepKind::kSend, .peer = 0, .src = second},
+                    {.kind = StepKind::kReceive, .peer = 0, .dst = first}};
+  bool found = false;
+  for (uint64_t seed = 0; seed < 40 && !found; ++seed) {
+    std::vector<Memory> memory(2, memory_for(q, 0, std::vector<std::byte>(8)));
+    auto wrong = Interpreter(plans, memory, seed).run();
+    found = wrong && wrong->find("the sum comes before step 0") != std::string::npos;
+  }
+  EXPECT_TRUE(found);
+}
+
 TEST(Interpreter, FindsMessagesThatDoNotMatch) {
   auto plans = ring_in_place();
   plans[1].steps.pop_back();  // the last receive

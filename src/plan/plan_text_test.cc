@@ -32,13 +32,13 @@ TEST(Text, RingOfThreeAverages) {
    3 receive-reduce from 2#1 in[64+64] -> out[64+64]
    4 scale -> out[64+64] / 3 after 3
    5 send to 1#2 out[64+64] after 4
-   6 receive from 2#2 -> out[0+64]
+   6 receive from 2#2 -> out[0+64] the sum
    7 send to 1#3 out[0+64] after 6
-   8 receive from 2#3 -> out[128+64] after 2
+   8 receive from 2#3 -> out[128+64] the sum
 )");
 }
 
-TEST(Text, InPlaceAReceiveWaitsForTheSendItOverwrites) {
+TEST(Text, InPlaceASumWaitsForNoSendItOverwritesForItCanNotComeBefore) {
   PlanRequest q = all_reduce(2, 1, 128);
   q.algorithm = Algorithm::kDirect;
   q.in_place = true;
@@ -46,7 +46,7 @@ TEST(Text, InPlaceAReceiveWaitsForTheSendItOverwrites) {
    0 send to 1#0 out[64+64]
    1 receive-reduce from 1#0 -> out[0+64]
    2 send to 1#1 out[0+64] after 1
-   3 receive from 1#1 -> out[64+64] after 0
+   3 receive from 1#1 -> out[64+64] the sum
 )");
 }
 
@@ -59,7 +59,7 @@ TEST(Text, InsideANodeTheSumGoesStraightBack) {
    0 send to 1#0 out[64+64] answered at out[64+64]
    1 receive-reduce from 1#0 -> out[0+64] / 2 answering
    2 send to 1#1 out[0+64] unless 1 answered after 1
-   3 receive from 1#1 -> out[64+64] after 0
+   3 receive from 1#1 -> out[64+64] the sum
 )");
 }
 
@@ -73,8 +73,8 @@ TEST(Text, OfThreeInANodeTheLastContributorIsAnswered) {
    3 receive-reduce from 2#0 -> out[64+64] answering after 1
    4 send to 2#1 out[64+64] unless 3 answered after 3
    5 send to 0#1 out[64+64] after 3
-   6 receive from 0#1 -> out[0+64]
-   7 receive from 2#1 -> out[128+64]
+   6 receive from 0#1 -> out[0+64] the sum
+   7 receive from 2#1 -> out[128+64] the sum
 )");
 }
 

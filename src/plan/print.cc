@@ -64,6 +64,7 @@ std::string step_text(const Step& s) {
   if (s.divisor != 1.0) text += fmt::format(" / {}", s.divisor);
   if (s.bytes_from != kNoStep) text += fmt::format(" length of {}", s.bytes_from);
   if (s.short_message) text += " or less";
+  if (s.brings_sum) text += " the sum";
   if (s.answer.bytes != 0) text += " answered at " + range_text(s.answer);
   if (s.answers) text += " answering";
   if (s.answer_of != kNoStep) text += fmt::format(" unless {} answered", s.answer_of);

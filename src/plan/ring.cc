@@ -54,7 +54,7 @@ void gather_hops(Builder& b, const Members& m, const Segments& segments) {
     }
     const auto& coming = segment(segments, m.mine - hop);
     for (std::size_t p = 0; p < coming.size(); ++p) {
-      b.receive(m.at(m.mine - 1), b.out(coming[p]), p);
+      b.receive_sum(m.at(m.mine - 1), b.out(coming[p]), p);
     }
   }
 }
