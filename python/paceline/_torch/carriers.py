@@ -124,8 +124,8 @@ class CpuCarrier(Carrier):
     def before_update(self, _flight):
         """What comes next inside updating() reads the flight's gradients and changes its parameters."""
 
-    def after_update(self, flight):
-        """And now has."""
+    def after_update(self, _flights):
+        """And now has, those of these flights."""
 
     def use_gradients(self, _flight):
         """Gradients that have arrived may be read at once."""

@@ -116,9 +116,11 @@ class CudaCarrier(Carrier):
         if flight.operation is not None:
             self._communicator.join(flight.operation, self._updates.cuda_stream)
 
-    def after_update(self, flight):
+    def after_update(self, flights):
         """See Carrier."""
-        flight.updated = self._updates.record_event()
+        updated = self._updates.record_event()
+        for flight in flights:
+            flight.updated = updated
 
     def use_gradients(self, flight):
         """The current stream may read the bucket from here on."""

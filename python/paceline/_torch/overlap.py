@@ -280,17 +280,21 @@ class Overlap:
         gate = None if others else self.carrier.gate(optimizer, kind)
         self.carrier.requested()
         self._stepped.append(optimizer)
+        asked = functools.partial(update, gate=gate)
         with self._lock:
             for flight, chosen in found:
-                flight.updates.append((functools.partial(update, gate=gate), chosen))
+                flight.updates.append((asked, chosen))
                 self.reads.expect([parameter for parameter, _ in chosen], flight)
             if gate is None:
                 self._update_what_is_there()
             else:
                 self._gated = True
                 flights = {flight for flight, _ in found}
-                sent = [flight for flight in self._sent if flight in flights]
-                self._update_all([*flights.difference(sent), *sent])  # as they will arrive; the others are there
+                sent = [flight for flight in self._sent if flight in flights]  # as they will arrive
+                there = [*flights.difference(sent)]  # nothing of them travels
+                there += [flight for flight in sent if self.carrier.there(flight.operation)]
+                # One update each costs the host time that small layers do not give back.
+                self._update_all([there, *([flight] for flight in sent if flight not in there)])
 
     def _pending_of(self, flight, optimizer):
         known = () if flight.owned is None else flight.owned.get(id(optimizer), ())
@@ -363,7 +367,7 @@ class Overlap:
     def _make_usable(self, flight):
         if flight.updates:
             self._arrive(flight)
-            self._update_all([flight])
+            self._update_all([[flight]])
         self.carrier.use_updates(flight)
         changed, flight.changed = flight.changed, []
         self.reads.forget([parameter for parameter, _ in changed])
@@ -378,7 +382,7 @@ class Overlap:
                 return
             if flight.updates and (flight.arrived or self.carrier.there(flight.operation)):
                 self._arrive(flight)
-                self._update_all([flight])
+                self._update_all([[flight]])
 
     def _update_meanwhile(self, wanted):
         """Carries out updates rather than wait idly for `wanted`, and ends when it has arrived."""
@@ -390,20 +394,27 @@ class Overlap:
                 return
             if flight.updates:
                 self._arrive(flight)
-                self._update_all([flight])
+                self._update_all([[flight]])
 
-    def _update_all(self, flights):
-        """Makes the updates that these have asked for, or puts them on the device's streams."""
+    def _update_all(self, groups):
+        """Makes the updates that groups of flights have asked for, or puts them on the device's streams.
+
+        What one step() asked of a group is one update.
+        """
         with self.carrier.updating():
-            for flight in flights:
-                updates, flight.updates = flight.updates, []
-                if not updates:
-                    continue
-                self.carrier.before_update(flight)
-                for update, chosen in updates:
+            for group in groups:
+                asking = [flight for flight in group if flight.updates]
+                asked = {}
+                for flight in asking:
+                    self.carrier.before_update(flight)
+                    for update, chosen in flight.updates:
+                        asked.setdefault(update, []).extend(chosen)
+                        flight.changed += chosen
+                    flight.updates = []
+                for update, chosen in asked.items():
                     update(chosen)
-                    flight.changed += chosen
-                self.carrier.after_update(flight)
+                if asking:
+                    self.carrier.after_update(asking)
 
     def _arrive(self, flight):
         """Waits for the bucket. What fails stays failed: every later wait raises it again."""
