@@ -304,6 +304,31 @@ def test_fused_updates_are_enqueued_by_step_and_the_forward_pass_waits_on_the_de
 
 
 @fused
+def test_what_has_arrived_by_step_is_one_update(trained):
+    model, made, communicator, overlap = trained
+    made.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    first, second, third = overlap._sent
+    communicator.arrived_ones |= {first.operation, second.operation}
+    pairs = [pair for flight in overlap._sent for pair in flight.gradients]
+    expected = [(parameter, (parameter - gradient).detach()) for parameter, gradient in pairs]
+    LOG.clear()
+    made.step()
+    joins = [("updates", "joins", flight.operation) for flight in (first, second, third)]
+    one, two = first.updated.name, third.updated.name
+    assert second.updated.name == one != two
+    assert LOG[2:] == [
+        *joins[:2],
+        ("updates", "updates", 2),
+        ("updates", "records", one),
+        joins[2],
+        ("updates", "updates", 1),
+        ("updates", "records", two),
+    ]
+    assert all(torch.equal(parameter, after) for parameter, after in expected)
+
+
+@fused
 def test_other_reads_wait_for_fused_updates_on_the_device_and_what_is_saved_on_the_host(trained):
     model, made, _, overlap = trained
     overlap.order.learns = False
