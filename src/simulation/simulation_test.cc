@@ -27,16 +27,23 @@ struct Tally {
   wire::FakeCounts counts;
   uint64_t jobs = 0, right = 0, failed = 0, cuts = 0, mismatches = 0, absences = 0;
   uint64_t joins_failed = 0;
+  uint64_t in_place = 0, coded = 0, grouped = 0, transfers = 0;  ///< right ones of these kinds
 };
 Tally tally;  // NOLINT: of this process
 
-// Integers in floats: sums are exact in every order.
+// Integers in floats, few enough bits of them for fp16: sums are exact in every order and by every codec (top-k keeps all).
 struct Task {
+  enum class Kind { kCollective, kSend, kReceive } kind = Kind::kCollective;
   Collective collective = Collective::kAllReduce;
+  plan::Algorithm algorithm = plan::Algorithm::kAuto;
+  plan::CodecSpec codec;
   ReduceOp op = ReduceOp::kSum;
   std::size_t count = 0;
-  Rank root = 0;
-  std::vector<std::vector<float>> input, output, expected;  ///< by rank
+  Rank root = 0;              ///< in the group's numbering
+  std::vector<Rank> members;  ///< world numbering, in the group's order
+  bool in_group = false;
+  std::vector<char> in_place;                               ///< by rank: its own affair
+  std::vector<std::vector<float>> input, output, expected;  ///< by rank; of members
   std::vector<OpId> ids;
   std::vector<Time> submit_at, submitted_at;
 };
@@ -47,54 +54,124 @@ float value(uint64_t seed, std::size_t task, Rank rank, std::size_t i) {
   return static_cast<float>(static_cast<int>(h % 201) - 100);
 }
 
+using Random = std::mt19937_64;
+
+void draw_collective(Task& t, Random& random) {
+  constexpr Collective kKinds[] = {Collective::kAllReduce, Collective::kAllReduce,
+                                   Collective::kAllReduce, Collective::kBroadcast,
+                                   Collective::kAllGather, Collective::kReduceScatter};
+  t.collective = kKinds[random() % 6];
+  t.op = random() % 2 == 0 ? ReduceOp::kSum : ReduceOp::kMax;
+  t.root = static_cast<Rank>(random() % t.members.size());
+  if (t.collective != Collective::kAllReduce) return;
+  for (auto& in_place : t.in_place) in_place = static_cast<char>(random() % 2);
+  constexpr plan::Algorithm kWays[] = {plan::Algorithm::kAuto, plan::Algorithm::kAuto,
+                                       plan::Algorithm::kRing, plan::Algorithm::kDirect};
+  t.algorithm = kWays[random() % 4];
+  switch (random() % 4) {
+    case 0:
+      t.codec.codec = plan::Codec::kFp16;
+      t.codec.inside_node = random() % 2 == 0;
+      t.op = ReduceOp::kSum;
+      if (t.algorithm == plan::Algorithm::kRing) t.algorithm = plan::Algorithm::kAuto;
+      break;
+    case 1:
+      t.codec.codec = plan::Codec::kTopK;
+      t.codec.ratio = 1;
+      t.codec.fp16_values = random() % 2 == 0;
+      t.op = ReduceOp::kSum;
+      t.algorithm = plan::Algorithm::kAuto;
+      break;
+    default:
+      break;
+  }
+}
+
+// A block per member in what is scattered and gathered, in the group's order.
+void expect_collective(Task& t) {
+  const bool scatters = t.collective == Collective::kReduceScatter;
+  std::vector<float> reduced(t.count * (scatters ? t.members.size() : 1));
+  std::vector<float> gathered;
+  for (std::size_t m = 0; m < t.members.size(); ++m) {
+    const auto& v = t.input[static_cast<std::size_t>(t.members[m])];
+    for (std::size_t i = 0; i < v.size(); ++i) {
+      reduced[i] = m == 0                   ? v[i]
+                   : t.op == ReduceOp::kSum ? reduced[i] + v[i]
+                                            : std::max(reduced[i], v[i]);
+    }
+    gathered.insert(gathered.end(), v.begin(), v.end());
+  }
+  for (std::size_t m = 0; m < t.members.size(); ++m) {
+    auto& expected = t.expected[static_cast<std::size_t>(t.members[m])];
+    switch (t.collective) {
+      case Collective::kAllReduce:
+        expected = reduced;
+        break;
+      case Collective::kBroadcast:
+        expected = t.input[static_cast<std::size_t>(t.members[static_cast<std::size_t>(t.root)])];
+        break;
+      case Collective::kAllGather:
+        expected = gathered;
+        break;
+      default:
+        expected.assign(reduced.begin() + static_cast<long>(m * t.count),
+                        reduced.begin() + static_cast<long>((m + 1) * t.count));
+    }
+  }
+}
+
+// Rank r's message to the next one, and the receive of what the one before sends, as two tasks.
+void add_round(std::vector<Task>& tasks, Task& send) {
+  const auto n = send.input.size();
+  Task receive = send;
+  send.kind = Task::Kind::kSend;
+  receive.kind = Task::Kind::kReceive;
+  for (std::size_t r = 0; r < n; ++r) receive.expected[r] = send.input[(r + n - 1) % n];
+  tasks.push_back(send);
+  tasks.push_back(receive);
+}
+
 std::vector<Task> make_tasks(const Scenario& s) {
-  std::mt19937_64 random(s.seed ^ 0x7461736bULL);
-  std::vector<Task> tasks(static_cast<std::size_t>(s.operations));
+  Random random(s.seed ^ 0x7461736bULL);
+  std::vector<Task> tasks;
   auto n = static_cast<std::size_t>(s.size);
-  for (std::size_t k = 0; k < tasks.size(); ++k) {
-    Task& t = tasks[k];
-    constexpr Collective kKinds[] = {Collective::kAllReduce, Collective::kAllReduce,
-                                     Collective::kBroadcast, Collective::kAllGather,
-                                     Collective::kReduceScatter};
-    t.collective = kKinds[random() % 5];
-    t.op = random() % 2 == 0 ? ReduceOp::kSum : ReduceOp::kMax;
+  for (int k = 0; k < s.operations; ++k) {
+    Task t;
+    // The last one is what ranks disagree about, or do not submit: one of all ranks.
+    const bool last = k + 1 == s.operations;
+    t.in_group = !last && random() % 4 == 0;
+    if (t.in_group) {
+      t.members = s.group;
+    } else {
+      for (Rank r = 0; r < s.size; ++r) t.members.push_back(r);
+    }
+    t.in_place.resize(n);
+    draw_collective(t, random);
     t.count = random() % 4 == 0 ? 1 + random() % 8000 : 1 + random() % 600;
-    t.root = static_cast<Rank>(random() % n);
     const bool scatters = t.collective == Collective::kReduceScatter;
-    const auto in = scatters ? t.count * n : t.count;
+    const auto in = scatters ? t.count * t.members.size() : t.count;
+    t.input.assign(n, std::vector<float>(in));
+    t.expected.resize(n);
     for (std::size_t r = 0; r < n; ++r) {
-      t.input.emplace_back(in);
       for (std::size_t i = 0; i < in; ++i)
-        t.input[r][i] = value(s.seed, k, static_cast<Rank>(r), i);
+        t.input[r][i] = value(s.seed, static_cast<std::size_t>(k), static_cast<Rank>(r), i);
       t.submit_at.push_back(static_cast<Time>(random() % 5000) * kMicrosecond);
-    }
-    std::vector<float> reduced = t.input[0];
-    for (std::size_t r = 1; r < n; ++r) {
-      for (std::size_t i = 0; i < in; ++i)
-        reduced[i] = t.op == ReduceOp::kSum ? reduced[i] + t.input[r][i]
-                                            : std::max(reduced[i], t.input[r][i]);
-    }
-    std::vector<float> gathered;
-    for (auto& v : t.input) gathered.insert(gathered.end(), v.begin(), v.end());
-    for (std::size_t r = 0; r < n; ++r) {
-      switch (t.collective) {
-        case Collective::kAllReduce:
-          t.expected.push_back(reduced);
-          break;
-        case Collective::kBroadcast:
-          t.expected.push_back(t.input[static_cast<std::size_t>(t.root)]);
-          break;
-        case Collective::kAllGather:
-          t.expected.push_back(gathered);
-          break;
-        default:
-          t.expected.emplace_back(reduced.begin() + static_cast<long>(r * t.count),
-                                  reduced.begin() + static_cast<long>((r + 1) * t.count));
-      }
-      t.output.emplace_back(t.expected.back().size(), -12345.0F);
     }
     t.ids.resize(n);
     t.submitted_at.resize(n, kNever);
+    if (!last && !t.in_group && random() % 5 == 0) {
+      for (auto& v : t.input) v.resize(t.count);
+      add_round(tasks, t);
+    } else {
+      expect_collective(t);
+      tasks.push_back(t);
+    }
+  }
+  for (Task& t : tasks) {
+    for (std::size_t r = 0; r < n; ++r) {
+      t.output.emplace_back(t.expected[r].size(), -12345.0F);
+      if (t.in_place[r] != 0) t.output[r] = t.input[r];
+    }
   }
   return tasks;
 }
@@ -118,6 +195,12 @@ class Job {
     }
     world_.start();
     begun_ = world_.now();
+    groups_.resize(static_cast<std::size_t>(scenario_.size));
+    for (Rank r : scenario_.group) {
+      auto made = world_[r].create_group(scenario_.group);
+      if (!made) return complain("no group: " + made.status().to_string());
+      groups_[index(r)] = *made;
+    }
     arrange_trouble();
     tasks_ = make_tasks(scenario_);
     drive();
@@ -180,25 +263,51 @@ class Job {
       if (world_.now() < begun_ + t.submit_at[index(r)]) return;
       if (scenario_.trouble == Trouble::kAbsent && r == scenario_.victim && k + 1 == tasks_.size())
         return;
-      Operation o;
-      o.collective = t.collective;
-      o.op = t.op;
-      o.count = t.count;
-      o.root = t.root;
-      o.name = "task " + std::to_string(k);
-      o.input = t.input[index(r)].data();
-      o.output = t.output[index(r)].data();
-      if (scenario_.trouble == Trouble::kMismatch && r == scenario_.victim &&
-          k + 1 == tasks_.size()) {
-        o.count = t.count > 1 ? t.count - 1 : 0;
-        if (t.count == 1) o.dtype = DType::kInt32;
-        o.count = std::max<std::size_t>(o.count, 1);
+      if (std::find(t.members.begin(), t.members.end(), r) == t.members.end()) {
+        t.submitted_at[index(r)] = world_.now();  // no affair of this rank's
+        continue;
       }
       t.submitted_at[index(r)] = world_.now();
-      auto id = world_[r].submit(o, world_.now());
+      auto id = t.kind == Task::Kind::kCollective ? submit(t, k, r) : transfer(t, k, r);
       if (!id && world_[r].health()) return complain("refused: " + id.status().to_string());
       t.ids[index(r)] = id ? *id : 0;
     }
+  }
+
+  Result<OpId> submit(Task& t, std::size_t k, Rank r) {
+    Operation o;
+    o.collective = t.collective;
+    o.group = t.in_group ? groups_[index(r)] : engine::kWorld;
+    o.op = t.op;
+    o.count = t.count;
+    o.root = t.root;
+    o.codec = t.codec;
+    o.algorithm = t.algorithm;
+    o.name = "task " + std::to_string(k);
+    o.output = t.output[index(r)].data();
+    o.input = t.in_place[index(r)] != 0 ? o.output : t.input[index(r)].data();
+    if (scenario_.trouble == Trouble::kMismatch && r == scenario_.victim &&
+        k + 1 == tasks_.size()) {
+      o.count = t.count > 1 ? t.count - 1 : 0;
+      if (t.count == 1) {
+        o.dtype = DType::kInt32;
+        o.codec = {};
+        o.algorithm = plan::Algorithm::kAuto;
+      }
+      o.count = std::max<std::size_t>(o.count, 1);
+    }
+    return world_[r].submit(o, world_.now());
+  }
+
+  Result<OpId> transfer(Task& t, std::size_t k, Rank r) {
+    const bool sends = t.kind == Task::Kind::kSend;
+    const Rank n = scenario_.size;
+    engine::Transfer x;
+    x.peer = (r + (sends ? 1 : n - 1)) % n;
+    x.data = sends ? t.input[index(r)].data() : t.output[index(r)].data();
+    x.bytes = t.count * sizeof(float);
+    x.name = "task " + std::to_string(k);
+    return sends ? world_[r].send(x, world_.now()) : world_[r].receive(x, world_.now());
   }
 
   [[nodiscard]] bool finished() {
@@ -270,6 +379,11 @@ class Job {
         if (scenario_.trouble == Trouble::kMismatch && r == scenario_.victim &&
             k + 1 == tasks_.size())
           continue;
+        if (t.kind == Task::Kind::kSend) continue;
+        if (t.in_place[index(r)] != 0) ++tally.in_place;
+        if (t.codec.codec != plan::Codec::kNone) ++tally.coded;
+        if (t.in_group) ++tally.grouped;
+        if (t.kind == Task::Kind::kReceive) ++tally.transfers;
         if (t.output[index(r)] != t.expected[index(r)])
           complain(fmt::format("rank {}: task {} ({}, {} elements) is wrong", r, k,
                                plan::collective_name(t.collective), t.count));
@@ -315,6 +429,7 @@ class Job {
   Scenario scenario_;
   World world_;
   std::vector<Task> tasks_;
+  std::vector<engine::GroupId> groups_;  ///< by rank
   Time begun_ = 0;
   bool healthy_ = true;
   uint64_t steps_ = 0;
@@ -364,16 +479,20 @@ class Report : public testing::Environment {
         "duplicated %llu, "
         "reordered %llu, corrupted %llu (refused %llu), delayed %llu, cut off %llu, of the dead "
         "%llu; ranks killed "
-        "%llu, cuts %llu, mismatches %llu, absences %llu\n",
+        "%llu, cuts %llu, mismatches %llu, absences %llu; right in place %llu, by codecs %llu, in "
+        "groups %llu, transfers %llu\n",
         ull(tally.jobs), ull(tally.right), ull(tally.failed), ull(c.sent), ull(c.lost),
         ull(c.duplicated), ull(c.reordered), ull(c.corrupted), ull(c.refused), ull(c.delayed),
         ull(c.partitioned), ull(c.killed), ull(c.kills), ull(tally.cuts), ull(tally.mismatches),
-        ull(tally.absences));
+        ull(tally.absences), ull(tally.in_place), ull(tally.coded), ull(tally.grouped),
+        ull(tally.transfers));
     if (tally.jobs < 500) return;
     for (auto n : {tally.right, tally.failed, c.lost, c.duplicated, c.reordered, c.corrupted,
                    c.refused, c.delayed, c.partitioned, c.killed, c.kills, tally.cuts,
                    tally.mismatches, tally.absences})
       EXPECT_GT(n, 0U) << "a kind of fault was never injected";
+    for (auto n : {tally.in_place, tally.coded, tally.grouped, tally.transfers})
+      EXPECT_GT(n, 0U) << "a kind of operation was never right";
   }
 
  private:

@@ -39,6 +39,9 @@ Scenario draw(uint64_t seed) {
                           : T::kAbsent;
   s.victim = static_cast<Rank>(random() % static_cast<uint64_t>(s.size));
   s.trouble_at = static_cast<Time>(random() % 20'000) * kMicrosecond;
+  for (Rank r = 0; r < s.size; ++r) s.group.push_back(r);
+  std::shuffle(s.group.begin(), s.group.end(), random);
+  s.group.resize(1 + random() % s.group.size());
   return s;
 }
 

@@ -32,6 +32,7 @@ struct Scenario {
   Rank victim = 0;  ///< of the trouble
   Time trouble_at = 0;
   int operations = 4;
+  std::vector<Rank> group;  ///< some of the ranks, in any order: a group of its own
 };
 Scenario draw(uint64_t seed);
 
