@@ -174,12 +174,11 @@ uint32_t Builder::receive_reduce(Rank peer, Range dst, Range left, uint64_t piec
   return push(std::move(step));
 }
 
-uint32_t Builder::receive_reduce_answering(Rank peer, Range dst, Range left, double divisor,
-                                           uint64_t piece) {
+uint32_t Builder::receive_reduce_answering(Rank peer, Range dst, Range left, uint64_t piece) {
   if (dst.bytes == 0) return kNoStep;
   Step step = receiving(StepKind::kReceiveReduce, peer, dst, piece);
   if (left != dst) step.src = left;
-  step.divisor = divisor;
+  step.divisor = divisor();
   step.answers = true;
   return push(std::move(step));
 }
@@ -201,7 +200,11 @@ void Builder::wait_for(uint32_t step) {
 }
 
 void Builder::finish_sum(Range sum) {
-  if (request().op == ReduceOp::kAverage) scale(sum, static_cast<double>(size()));
+  if (divisor() != 1.0) scale(sum, divisor());
+}
+
+double Builder::divisor() const {
+  return request().op == ReduceOp::kAverage ? static_cast<double>(size()) : 1.0;
 }
 
 AccessMap& Builder::map(Buffer buffer) { return maps_[static_cast<std::size_t>(buffer)]; }

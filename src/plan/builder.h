@@ -76,9 +76,8 @@ class Builder {
   /// Of an all-reduce's result (Step::brings_sum).
   uint32_t receive_sum(Rank peer, Range dst, uint64_t piece);
   uint32_t receive_reduce(Rank peer, Range dst, Range left, uint64_t piece = 0);
-  /// The same, divided, and told to the sender if it likes.
-  uint32_t receive_reduce_answering(Rank peer, Range dst, Range left, double divisor,
-                                    uint64_t piece);
+  /// The same of the last contribution: with finish_sum()'s division, and told to the sender if it likes.
+  uint32_t receive_reduce_answering(Rank peer, Range dst, Range left, uint64_t piece);
   uint32_t receive_decode(Rank peer, Range dst, uint64_t piece = 0);
   uint32_t receive_decode_reduce(Rank peer, Range dst, Range left, uint64_t piece = 0);
   /// The next step waits for `step` too (where no range tells so).
@@ -90,6 +89,7 @@ class Builder {
   Plan take(Algorithm algorithm);
 
  private:
+  [[nodiscard]] double divisor() const;  ///< of a completed sum
   Step sending(Rank peer, Range src, uint64_t piece);
   Step receiving(StepKind kind, Rank peer, Range dst, uint64_t piece);
   uint32_t push(Step step);

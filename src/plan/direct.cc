@@ -57,13 +57,12 @@ void add_contributions(Builder& b, const Members& m, const std::vector<Span>& mi
   Rank peer = m.at(m.mine - offset);
   bool encoded = travels_encoded(b, b.me(), peer, coding);
   bool answered = answers != nullptr && is_answered(b, m, peer, coding, offset);
-  double divisor = b.request().op == ReduceOp::kAverage ? static_cast<double>(b.size()) : 1.0;
   bool waits_in_scratch = offset > 1 && !b.same_node(b.me(), peer);
   for (std::size_t p = 0; p < mine.size(); ++p) {
     Range sum = b.out({mine[p].begin - output_begin, mine[p].end - output_begin});
     Range left = offset == 1 && from == From::kInput ? b.in(mine[p]) : sum;
     if (answered) {
-      answers->push_back(b.receive_reduce_answering(peer, sum, left, divisor, p));
+      answers->push_back(b.receive_reduce_answering(peer, sum, left, p));
     } else if (waits_in_scratch) {
       Range arrived = encoded ? b.encoding(mine[p]) : b.scratch(sum.bytes);
       b.receive(peer, arrived, p);

@@ -292,9 +292,14 @@ class Overlap:
                 flights = {flight for flight, _ in found}
                 sent = [flight for flight in self._sent if flight in flights]  # as they will arrive
                 there = [*flights.difference(sent)]  # nothing of them travels
-                there += [flight for flight in sent if self.carrier.there(flight.operation)]
-                # One update each costs the host time that small layers do not give back.
-                self._update_all([there, *([flight] for flight in sent if flight not in there)])
+                groups = [there]
+                for flight in sent:
+                    # One update each costs the host time that small layers do not give back.
+                    if self.carrier.there(flight.operation):
+                        there.append(flight)
+                    else:
+                        groups.append([flight])
+                self._update_all(groups)
 
     def _pending_of(self, flight, optimizer):
         known = () if flight.owned is None else flight.owned.get(id(optimizer), ())
