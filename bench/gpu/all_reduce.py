@@ -93,11 +93,12 @@ class Rank:
         made = self.made[path]
         stream = self.torch.cuda.current_stream().cuda_stream
         segments = core.segment_array([(data.numel(), 0, data.numel())])
-        call = made.prepare(data.data_ptr(), data.numel(), 0, segments=segments, name=b"curve")
+        call = made.prepare(data.data_ptr(), data.numel(), 0, segments=segments, name=b"curve", prompt=True)
 
         def reduce():
             made.join(made.submit(call, stream), stream)
-            made.wait_arrival()
+            self.torch.cuda.synchronize()
+            made.wait_arrival()  # raises where something was lost
 
         return reduce
 

@@ -209,6 +209,12 @@ PACELINE_API int paceline_wait_any(paceline_comm* comm, double timeout_s, paceli
                                    int capacity);
 /* Hands the operation's completion to paceline_wait_any(). */
 PACELINE_API paceline_code paceline_watch(paceline_comm* comm, paceline_op op);
+/* Calls `notify` once the operation has ended, and releases it: on the thread that drives the communicator then, or before
+ * this returns where it has ended already; at the latest while the communicator is being destroyed. That thread carries all
+ * other operations: the call must be short, may submit, and must not wait for any. Its sentence: paceline_op_error(). */
+typedef void (*paceline_notify_fn)(void* context, paceline_op op, paceline_code code);
+PACELINE_API paceline_code paceline_notify(paceline_comm* comm, paceline_op op,
+                                           paceline_notify_fn notify, void* context);
 /* The sentence of an ended operation, by code and handle, copied out. Returns its length. */
 PACELINE_API size_t paceline_op_error(paceline_comm* comm, paceline_op op, char* text,
                                       size_t capacity);

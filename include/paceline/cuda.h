@@ -48,6 +48,9 @@ typedef struct paceline_cuda_args {
    * travel (codecs none, fp16, bf16) while that takes fewer bytes: decided alike on all ranks by what the last operation
    * of this name and size has met (give names, the same on all ranks), for whose arrival the call waits. */
   uint64_t row_elements;
+  /* 1: the caller waits for the result. Pieces are shorter then, so that copies and network overlap within the operation,
+   * for some more calls of the driver. The same on all ranks. (Codecs that keep residuals are cut as ever.) */
+  int32_t prompt;
 } paceline_cuda_args;
 
 /* Reduce-scatter: `input` has a block of `count` elements for every rank, in their order, `output` is one. All-gather: the

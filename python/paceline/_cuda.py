@@ -46,6 +46,7 @@ class CudaArgs(_library._Sized):
         ("name", c_char_p),
         ("factor", c_double),
         ("row_elements", c_uint64),
+        ("prompt", c_int32),
     ]
 
 
@@ -222,12 +223,14 @@ class CudaCommunicator:
         name=b"",
         factor=1.0,
         row_elements=0,
+        prompt=False,
     ):
         """The arguments of :meth:`all_reduce` but the stream, laid out once for any number of :meth:`submit`.
 
         segments: an array made by communicator.segment_array(); name: bytes, for messages; factor: multiplied into
         every rank's values; row_elements: not 0 where the buffer has rows of so many elements and few of them are not
-        zero: only those travel, while that takes fewer bytes.
+        zero: only those travel, while that takes fewer bytes; prompt: the caller waits for the result, so pieces are
+        shorter, the same on all ranks.
         """
         args = CudaArgs(
             data=pointer,
@@ -240,6 +243,7 @@ class CudaCommunicator:
             name=name,
             factor=factor,
             row_elements=row_elements,
+            prompt=prompt,
         )
         if segments is not None:
             args.segments = segments

@@ -186,6 +186,15 @@ paceline_code paceline_watch(paceline_comm* comm, paceline_op op) {
   });
 }
 
+paceline_code paceline_notify(paceline_comm* comm, paceline_op op, paceline_notify_fn notify,
+                              void* context) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    if (notify == nullptr) return invalid("nobody to notify");
+    return report(comm->runner->notify(op, {notify, context}));
+  });
+}
+
 int paceline_wait_any(paceline_comm* comm, double timeout_s, paceline_result* results,
                       int capacity) {
   int written = 0;

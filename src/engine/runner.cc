@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "base/scheduling.h"
 
@@ -61,6 +62,7 @@ Runner::~Runner() {
   }
   thread_.join();
   engine_.set_interlude(nullptr);
+  tell_rest();
 }
 
 void Runner::begin() {
@@ -97,6 +99,7 @@ bool Runner::step(Lock& lock) {
   stepping_ = &lock;
   bool moved = engine_.progress(now(), ended_);
   for (OpId id : ended_) publish(id);
+  tell(lock);
   return moved;
 }
 
@@ -113,6 +116,11 @@ void Runner::publish(OpId id) {
   if (watched_.erase(id) > 0) {
     ended_watched_.push_back(id);
     any_turn_.notify_one();
+    return;
+  }
+  if (auto found = notices_.find(id); found != notices_.end()) {
+    due_.push_back({id, found->second, 0});
+    notices_.erase(found);
     return;
   }
   if (waiting_ > 0) turn_.notify_all();
@@ -132,6 +140,31 @@ void Runner::relax(Lock& lock) const {
     }
   } while (entrants_.load(std::memory_order_relaxed) > 0 && ++looks < kPatience);
   lock.lock();
+}
+
+// Notices of what has ended. This thread stays the driver.
+void Runner::tell(Lock& lock) {
+  if (due_.empty()) return;
+  telling_.clear();
+  std::swap(telling_, due_);
+  for (auto& due : telling_) {
+    live_.erase(due.id);
+    due.code = static_cast<int>(take(due.id).status.code());
+  }
+  lock.unlock();
+  for (const auto& due : telling_) due.notice.call(due.notice.context, due.id, due.code);
+  lock.lock();
+}
+
+// Nobody drives any more.
+void Runner::tell_rest() {
+  Lock lock(mutex_);
+  const auto notices = std::exchange(notices_, {});
+  for (const auto& [id, notice] : notices)
+    failures_.emplace(id, "the communicator is being destroyed");
+  lock.unlock();
+  for (const auto& [id, notice] : notices)
+    notice.call(notice.context, id, static_cast<int>(Code::kAborted));
 }
 
 // Sleeps in the kernel until something arrives, a timer is due, or somebody calls wake(). The role
@@ -331,10 +364,10 @@ bool Runner::test(OpId id) {
 
 Result<Outcome> Runner::wait(OpId id, Time timeout) {
   Lock lock(mutex_);
-  if (live_.count(id) == 0 || watched_.count(id) > 0 ||
+  if (live_.count(id) == 0 || watched_.count(id) > 0 || notices_.count(id) > 0 ||
       std::find(ended_watched_.begin(), ended_watched_.end(), id) != ended_watched_.end()) {
     return Status(Code::kInvalidArgument,
-                  "no such operation: it was released already, or belongs to wait_any");
+                  "no such operation: it was released already, or belongs to wait_any or notify");
   }
   const Time until = timeout < 0 ? kNever : after(now(), timeout);
   auto done = [&] { return live_.count(id) == 0 || engine_.outcome(id) != nullptr; };
@@ -355,6 +388,23 @@ Status Runner::watch(OpId id) {
   } else {
     watched_.insert(id);
   }
+  return Status::ok();
+}
+
+Status Runner::notify(OpId id, Notice notice) {
+  int code = 0;
+  {
+    Lock lock = enter();
+    if (live_.count(id) == 0)
+      return {Code::kInvalidArgument, "no such operation: it was released already"};
+    if (engine_.outcome(id) == nullptr) {
+      notices_[id] = notice;
+      return Status::ok();
+    }
+    live_.erase(id);
+    code = static_cast<int>(take(id).status.code());
+  }
+  notice.call(notice.context, id, code);
   return Status::ok();
 }
 
@@ -457,6 +507,7 @@ Status Runner::close(Time timeout) {
     turn_.notify_all();
   }
   thread_.join();
+  tell_rest();
   return how;
 }
 

@@ -8,7 +8,7 @@
 // next caller will fetch anyway.
 //
 // All members are thread-safe. The engine and the channel are touched under one mutex only, and
-// nothing of the caller's runs under it. The driver lets go of it while the engine computes or the channel copies to and
+// nothing of the caller's runs under it: notices are called between two steps. The driver lets go of it while the engine computes or the channel copies to and
 // from sockets (an interlude): a submitter waits neither for a bucket to be encoded nor for megabytes to be read, and does
 // not starve behind a driver that takes the mutex again at once.
 #pragma once
@@ -46,6 +46,12 @@ class Runner final : private Interlude {
     Outcome outcome;
   };
 
+  /// Called once with the Code that an operation ended with; error_of() has the sentence.
+  struct Notice {
+    void (*call)(void* context, OpId id, int code) = nullptr;
+    void* context = nullptr;
+  };
+
   /// Both must outlive the runner.
   Runner(Engine& engine, wire::Channel& channel, RunnerOptions options);
   Runner(const Runner&) = delete;
@@ -62,6 +68,10 @@ class Runner final : private Interlude {
   /// such operation; kTimeout: it still runs (and is kept).
   Result<Outcome> wait(OpId id, Time timeout);
   Status watch(OpId id);
+  /// Calls `notice` once the operation has ended, and releases it: on the driver's thread without the mutex, or now where it
+  /// has ended already; where it never does, as the runner ends. That thread carries all other operations: the call must be
+  /// short, may submit, and must not wait.
+  Status notify(OpId id, Notice notice);
   /// Appends ended watched operations to `out`, at most `capacity`; false once the runner is being
   /// closed.
   bool wait_any(Time timeout, std::size_t capacity, std::vector<Ended>& out);
@@ -103,6 +113,8 @@ class Runner final : private Interlude {
   void hand_over();
   void kick();
   void publish(OpId id);
+  void tell(Lock& lock);
+  void tell_rest();
   Outcome take(OpId id);
   Result<OpId> added(Result<OpId> id);
   [[nodiscard]] static Time now();
@@ -133,7 +145,15 @@ class Runner final : private Interlude {
   std::unordered_set<OpId> live_;  ///< submitted and not released
   std::unordered_set<OpId> watched_;
   std::deque<OpId> ended_watched_;
-  std::vector<OpId> ended_;  ///< reused
+  std::unordered_map<OpId, Notice> notices_;
+  struct Due {
+    OpId id = 0;
+    Notice notice;
+    int code = 0;
+  };
+  std::vector<Due> due_;      ///< has ended, is not told
+  std::vector<Due> telling_;  ///< reused, the driver's
+  std::vector<OpId> ended_;   ///< reused
   std::unordered_map<OpId, std::string> failures_;
   std::deque<OpId> failure_order_;
   std::thread thread_;

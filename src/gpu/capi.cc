@@ -188,6 +188,7 @@ paceline_code paceline_cuda_all_reduce(paceline_cuda* cuda, const paceline_cuda_
     r.ratio = a.ratio;
     r.momentum = a.momentum;
     r.row_elements = a.row_elements;
+    r.prompt = a.prompt != 0;
     r.segments.reserve(a.segment_count);
     for (size_t i = 0; i < a.segment_count; ++i)
       r.segments.push_back({a.segments[i].key, a.segments[i].offset, a.segments[i].elements});

@@ -51,35 +51,39 @@ Status Path::await(cu::Stream stream, const uint32_t* flag, uint32_t value, cu::
   return await_on_device(stream, flag, value, after);
 }
 
-/// The piece has come; and this rank's own encoding, which is copied to where theirs come in, has been. The host makes the
-/// order between the copy out and what the other nodes send; CUDA is told of it too. (An event that a later piece has used
-/// again, in very long operations, only waits for more of the way out, which never waits for the way in.)
-Status Path::await_piece(const Job& job, size_t index, Lane& lane) {
-  const auto& plan = *job.operation->plan;
-  const auto& piece = plan.pieces[index];
-  if (launches_later() && plan.hops == 2) return await_part(job, index, lane);
-  if (launches_later())
-    PACELINE_RETURN_IF_ERROR(await(lane.in, flags_.out(), job.out_flags[index]));
-  return await(lane.in, flags_.in(piece.lane), job.in_flags[index], job.copied[index]);
+/// This rank's own encoding is in pinned memory, where theirs come in. The host makes the order between the copy out and
+/// what the other nodes send; CUDA is told of it too.
+Status Path::await_own(const Job& job, size_t index, Lane& lane) {
+  if (!launches_later()) return Status::ok();  // together with theirs
+  if (job.operation->plan->hops == 1) return await(lane.in, flags_.out(), job.out_flags[index]);
+  Flags::store(&lane.ahead_through, job.back_flags[index] - 1);
+  return await_part(job, index, lane, flags_.out(), job.out_flags[index]);
 }
 
-/// The same of what may stand before pieces of other operations: the lane's stream waits itself, not the watch stream, where
-/// it would hold up theirs. (While the way out waits for memory nothing stands before others.)
-Status Path::await_part(const Job& job, size_t index, Lane& lane) {
-  const auto& piece = job.operation->plan->pieces[index];
-  const uint32_t sum = job.back_flags[index];
-  Flags::store(&lane.ahead_through, sum - 1);
-  for (const auto& [flag, value] : {std::pair{flags_.out(), job.out_flags[index]},
-                                    std::pair{flags_.in(piece.lane), job.in_flags[index]}}) {
-    PACELINE_ASSIGN(const bool there, launcher_->wait_for(flag, value));
-    if (there) continue;
-    if (!goes_ahead(lane, sum)) {
-      PACELINE_RETURN_IF_ERROR(await_on_device(lane.in, flag, value));
-      continue;
-    }
-    PACELINE_CUDA_CALL(api_, stream_wait_value32, lane.in, Flags::address(flag), value,
-                       cu::kWaitValueGeq);
-  }
+/// The piece has come. (An event that a later piece has used again, in very long operations, only waits for more of the way
+/// out, which never waits for the way in.)
+Status Path::await_theirs(const Job& job, size_t index, Lane& lane) {
+  const auto& plan = *job.operation->plan;
+  const auto* flag = flags_.in(plan.pieces[index].lane);
+  if (launches_later() && plan.hops == 2)
+    return await_part(job, index, lane, flag, job.in_flags[index]);
+  return await(lane.in, flag, job.in_flags[index], job.copied[index]);
+}
+
+Status Path::await_piece(const Job& job, size_t index, Lane& lane) {
+  PACELINE_RETURN_IF_ERROR(await_own(job, index, lane));
+  return await_theirs(job, index, lane);
+}
+
+/// What may stand before pieces of other operations: the lane's stream waits itself, not the watch stream, where it would
+/// hold up theirs. (While the way out waits for memory nothing stands before others.)
+Status Path::await_part(const Job& job, size_t index, Lane& lane, const uint32_t* flag,
+                        uint32_t value) {
+  PACELINE_ASSIGN(const bool there, launcher_->wait_for(flag, value));
+  if (there) return Status::ok();
+  if (!goes_ahead(lane, job.back_flags[index])) return await_on_device(lane.in, flag, value);
+  PACELINE_CUDA_CALL(api_, stream_wait_value32, lane.in, Flags::address(flag), value,
+                     cu::kWaitValueGeq);
   return Status::ok();
 }
 
@@ -374,14 +378,27 @@ Status Path::enqueue_in(Job& job, size_t index) {
   const auto& plan = *o.plan;
   const auto& piece = plan.pieces[index];
   auto& lane = lanes_[static_cast<size_t>(piece.lane)];
-  PACELINE_RETURN_IF_ERROR(await_piece(job, index, lane));
   const Span part = plan.part(piece, shape_.node);
+  const auto nodes = static_cast<uint64_t>(shape_.nodes);
+  const auto me = static_cast<uint64_t>(shape_.node);
+  const auto copy = [&](uint64_t first, uint64_t last) -> Status {  // slots
+    const uint64_t at = first * piece.slot_bytes;
+    if (first < last)
+      PACELINE_CUDA_CALL(api_, memcpy_htod_async, lane.in_slots + at, o.host + piece.in_offset + at,
+                         (last - first) * piece.slot_bytes, lane.in);
+    return Status::ok();
+  };
+  // While theirs are on the way the own encoding can go back to the device: what comes then is half, of two nodes.
+  const bool own_first =
+      launches_later() && !plan.by_rows() && part.elements > 0 && !has_come(job, index);
+  PACELINE_RETURN_IF_ERROR(await_own(job, index, lane));
+  if (own_first) PACELINE_RETURN_IF_ERROR(copy(me, me + 1));
+  PACELINE_RETURN_IF_ERROR(await_theirs(job, index, lane));
   if (plan.by_rows()) {
     PACELINE_RETURN_IF_ERROR(enqueue_rows_in(job, index, lane));
   } else if (part.elements > 0) {
-    const auto nodes = static_cast<uint64_t>(shape_.nodes);
-    PACELINE_CUDA_CALL(api_, memcpy_htod_async, lane.in_slots, o.host + piece.in_offset,
-                       nodes * piece.slot_bytes, lane.in);
+    PACELINE_RETURN_IF_ERROR(copy(0, own_first ? me : nodes));
+    if (own_first) PACELINE_RETURN_IF_ERROR(copy(me + 1, nodes));
     std::vector<cu::DevicePtr> encodings;
     for (uint64_t n = 0; n < nodes; ++n) encodings.push_back(lane.in_slots + n * piece.slot_bytes);
     device::cuda::CombineArguments c;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "drivers/cuda/loader.h"
 
@@ -21,11 +22,9 @@ constexpr size_t kPlansKept = 1024;
 // slow down little that is left to compute, and meanwhile the host is ahead by what follows, an optimizer's step and the
 // beginning of the next forward pass.
 constexpr uint64_t kLastOnes = 2;
+// For so long the host looks for the end of what the GPU does with the last piece.
+constexpr Time kLook = 300 * kMicrosecond;
 constexpr double kFaultSeconds = 2;
-
-bool has_residual(WireCodec codec) {
-  return codec == WireCodec::kTopK || codec == WireCodec::kInt8;
-}
 
 }  // namespace
 
@@ -218,6 +217,7 @@ Result<uint64_t> Path::all_reduce_checked(const AllReduce& r) {
   q.count = r.count;
   q.piece_bytes = options_.piece_bytes;
   q.lanes = options_.lanes;
+  if (r.prompt) q.piece_bytes = prompt_piece_bytes(q);
   q.row_elements = r.row_elements;
   RowsMet* met = nullptr;
   if (q.row_elements > 0) {
@@ -386,9 +386,12 @@ Status Path::wait_operation(uint64_t operation, double timeout_s, bool& finite) 
 /// What has come is put in place by kernels of ours and, in the node, of NCCL, which a lost neighbour spoils: until they are
 /// through, a failure counts.
 Status Path::wait_finished() const {
+  const auto now = [] { return SteadyClock().now(); };
+  const Time since = now();
   while (!reached(Flags::load(flags_.finished()), static_cast<uint32_t>(submitted_))) {
     PACELINE_RETURN_IF_ERROR(pump_->failure());
-    std::this_thread::sleep_for(std::chrono::microseconds(5));
+    // Copies and kernels of a piece: to sleep, and be woken, would take longer.
+    if (now() - since > kLook) std::this_thread::sleep_for(std::chrono::microseconds(5));
   }
   return pump_->failure();
 }

@@ -99,6 +99,7 @@ struct AllReduce {
   /// Not 0: the buffer has rows of so many elements, of which few are not zero. Only those travel, while that takes fewer
   /// bytes: what the last operation of this name and shape had decides.
   uint64_t row_elements = 0;
+  bool prompt = false;  ///< the caller waits for the result: see prompt_piece_bytes()
   std::vector<ResidualRange> segments;
   cu::Stream stream = nullptr;
   std::string name;
@@ -231,7 +232,9 @@ class Path {
   Status await_on_device(cu::Stream stream, const uint32_t* flag, uint32_t value,
                          cu::Event after = nullptr);
   Status await_piece(const Job& job, size_t index, Lane& lane);
-  Status await_part(const Job& job, size_t index, Lane& lane);
+  Status await_own(const Job& job, size_t index, Lane& lane);
+  Status await_theirs(const Job& job, size_t index, Lane& lane);
+  Status await_part(const Job& job, size_t index, Lane& lane, const uint32_t* flag, uint32_t value);
   void wait_for_parts();
   [[nodiscard]] bool memory_is_free() const;
   bool goes_ahead(Lane& lane, uint32_t sum);

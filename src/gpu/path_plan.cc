@@ -241,6 +241,18 @@ uint64_t piece_elements(const PathRequest& q) {
   return q.kind == PathKind::kReduceScatter ? whole(n / nodes, kPartGranule) : n;
 }
 
+bool has_residual(WireCodec codec) {
+  return codec == WireCodec::kTopK || codec == WireCodec::kInt8;
+}
+
+uint64_t prompt_piece_bytes(const PathRequest& q) {
+  if (has_residual(q.format.codec) || q.piece_bytes <= kLeastPrompt) return q.piece_bytes;
+  constexpr uint64_t kPieces = 8;
+  const uint64_t shard = q.count / static_cast<uint64_t>(q.shape.local_size);
+  const uint64_t bytes = device::cuda::encoded_bytes(q.format, std::max<uint64_t>(shard, 1));
+  return std::clamp(bytes / kPieces, kLeastPrompt, q.piece_bytes);
+}
+
 uint64_t most_selection_bytes(PathRequest q) {
   uint64_t most = 0;
   q.kind = PathKind::kAllReduce;

@@ -35,9 +35,8 @@ uint32_t tag_of(int lane, int hop) { return static_cast<uint32_t>(lane * 2 + hop
 
 Pump::Pump(const std::vector<Wire>& wires, Options options) : options_(std::move(options)) {
   lanes_.resize(static_cast<size_t>(options_.lanes));
-  for (const auto& wire : wires) sides_.emplace_back(wire);
+  for (const auto& wire : wires) sides_.push_back({wire});
   pump_thread_ = std::thread([this] { pump(); });
-  for (auto& side : sides_) side.arrivals = std::thread([this, &side] { arrivals(side); });
 }
 
 void Pump::stop() {
@@ -45,12 +44,10 @@ void Pump::stop() {
     std::lock_guard lock(mutex_);
     stopping_ = true;
     submitted_turn_.notify_all();
-    for (auto& side : sides_) side.tracked.notify_all();
   }
   if (pump_thread_.joinable()) pump_thread_.join();
-  for (auto& side : sides_) {
-    if (side.arrivals.joinable()) side.arrivals.join();
-  }
+  std::unique_lock lock(mutex_);
+  none_under_way_.wait(lock, [&] { return under_way_ == 0; });
 }
 
 void Pump::submit(Shared operation) {
@@ -97,7 +94,6 @@ void Pump::fail(const Status& why) {
     Flags::store(f.retired(), static_cast<uint32_t>(retired_.load()) + kFarAhead);
     Flags::store(f.met(), static_cast<uint32_t>(submitted_) + kFarAhead);
     submitted_turn_.notify_all();
-    for (auto& side : sides_) side.tracked.notify_all();
   }
   options_.tell(why);
   {
@@ -168,15 +164,16 @@ void Pump::pump() {
       std::lock_guard lock(mutex_);
       if (stopping_) return;
     }
+    if (must_fail_.load(std::memory_order_acquire)) fail_now();
     if (failed_.load(std::memory_order_acquire)) {
       std::unique_lock lock(mutex_);
       submitted_turn_.wait(lock, [&] { return stopping_; });
       return;
     }
     if (take_submitted()) meet();  // what has no pieces here has arrived
-    bool moved = send_pieces();
+    bool moved = post_receives();  // first: the others send when they have heard of them
+    moved |= send_pieces();
     moved |= send_sums();
-    moved |= post_receives();
     moved |= retire();
     idle(moved);
   }
@@ -200,15 +197,27 @@ bool Pump::take_submitted() {
   return any;
 }
 
-Status Pump::track(Side& side, Result<paceline_op> op, const Shared& o, size_t piece, Kind kind) {
+Status Pump::track(const Side& side, Result<paceline_op> op, const Shared& o, size_t piece,
+                   Kind kind) {
   PACELINE_RETURN_IF_ERROR(op.status());
   {
     std::lock_guard lock(mutex_);
-    side.tickets[*op] = {o, piece, kind};
+    ++under_way_;
     if (kind == Kind::kSend) ++o->sends_left;
-    side.tracked.notify_one();
   }
-  return side.wire.watch(*op);
+  auto ticket = std::make_unique<Ticket>(Ticket{this, &side, o, piece, kind});
+  const auto notify = [](void* context, paceline_op ended, paceline_code code) {
+    const std::unique_ptr<Ticket> t(static_cast<Ticket*>(context));
+    t->pump->ended(*t, ended, code);
+  };
+  auto status = side.wire.notify(*op, notify, ticket.get());
+  if (status) {
+    ticket.release();  // NOLINT(bugprone-unused-return-value): the notice's now
+  } else {
+    const std::lock_guard lock(mutex_);
+    --under_way_;
+  }
+  return status;
 }
 
 /// The message between this node and another one of a piece. Their numbers' sum is the same at both ends, and spreads
@@ -225,7 +234,7 @@ Status Pump::receive_slices(const Shared& o, size_t index, int node, std::byte* 
   const auto tag = tag_of(o->plan->pieces[index].lane, kind == Kind::kIn ? 0 : 1);
   const int rank = options_.peers[static_cast<size_t>(node)];
   for (const auto& s : deal(*o, index, node, bytes)) {
-    auto& side = sides_[static_cast<size_t>(s.wire)];
+    const auto& side = sides_[static_cast<size_t>(s.wire)];
     PACELINE_RETURN_IF_ERROR(track(
         side,
         side.wire.receive(rank, tag, to + s.first, s.bytes, o->name.c_str(), o->plan->by_rows()), o,
@@ -240,7 +249,7 @@ Status Pump::send_slices(const Shared& o, size_t index, int node, const std::byt
   const int rank = options_.peers[static_cast<size_t>(node)];
   wire_bytes_ += bytes;
   for (const auto& s : deal(*o, index, node, bytes)) {
-    auto& side = sides_[static_cast<size_t>(s.wire)];
+    const auto& side = sides_[static_cast<size_t>(s.wire)];
     PACELINE_RETURN_IF_ERROR(track(
         side,
         side.wire.send(rank, tag, from + s.first, s.bytes, o->name.c_str(), o->plan->by_rows()), o,
@@ -335,7 +344,7 @@ Status Pump::send_report(const Shared& o) {
             fmt::format("{}: an encoding holds impossible counts or positions", o->name)};
   o->report = static_cast<int32_t>(std::min<uint64_t>(o->rows, Operation::kNonFinite - 1));
   if ((bits & device::cuda::kReportNonFinite) != 0) o->report |= Operation::kNonFinite;
-  auto& side = sides_.front();
+  const auto& side = sides_.front();
   const auto shape = o->plan->describe_data();
   return track(side, side.wire.largest(&o->report, o->name.c_str(), shape.c_str()), o, 0,
                Kind::kReport);
@@ -447,8 +456,9 @@ void Pump::idle(bool moved) {
   }
   if (operations_.empty()) {
     std::unique_lock lock(mutex_);
-    submitted_turn_.wait_for(lock, std::chrono::nanoseconds(kWatchEvery),
-                             [&] { return stopping_ || !inbox_.empty() || !failure_; });
+    submitted_turn_.wait_for(lock, std::chrono::nanoseconds(kWatchEvery), [&] {
+      return stopping_ || !inbox_.empty() || !failure_ || must_fail_;
+    });
     last_moved_ = now();
     return;
   }
@@ -460,38 +470,34 @@ void Pump::idle(bool moved) {
   nanosleep(&nap, nullptr);
 }
 
-// --- The arrivals threads ---------------------------------------------------------------------------------------
+// --- What has ended, on the wires' threads -----------------------------------------------------------------------
 
-void Pump::arrivals(Side& side) {
-  become_network_thread("paceline-arrive");
-  std::vector<WireEnd> ends;
-  for (;;) {
-    {
-      std::unique_lock lock(mutex_);
-      side.tracked.wait(lock, [&] { return stopping_ || !side.tickets.empty(); });
-      if (stopping_ && side.tickets.empty()) return;
-    }
-    ends.clear();
-    if (!side.wire.ended(0.2, ends)) {
-      fail({Code::kAborted, "the communicator was destroyed under the path for CUDA tensors"});
-      return;
-    }
-    for (const auto& end : ends) {
-      Ticket ticket;
-      {
-        std::lock_guard lock(mutex_);
-        auto found = side.tickets.find(end.op);
-        if (found == side.tickets.end()) continue;
-        ticket = std::move(found->second);
-        side.tickets.erase(found);
-      }
-      if (end.status)
-        finish(ticket);
-      else
-        fail(end.status);
-    }
-    meet();
+void Pump::ended(const Ticket& ticket, paceline_op op, paceline_code code) {
+  if (auto status = ticket.side->wire.ended(op, code); !status)
+    fail_soon(std::move(status));
+  else
+    finish(ticket);
+  meet();
+  const std::lock_guard lock(mutex_);
+  if (--under_way_ == 0) none_under_way_.notify_all();
+}
+
+/// fail() tells the other ranks, over this wire too, and ends NCCL: not on the thread that drives a wire.
+void Pump::fail_soon(Status why) {
+  const std::lock_guard lock(mutex_);
+  if (must_fail_ || !failure_) return;
+  to_fail_with_ = std::move(why);
+  must_fail_.store(true, std::memory_order_release);
+  submitted_turn_.notify_all();
+}
+
+void Pump::fail_now() {
+  Status why;
+  {
+    const std::lock_guard lock(mutex_);
+    why = to_fail_with_;
   }
+  fail(why);
 }
 
 void Pump::launched(Operation& operation) {
@@ -510,26 +516,34 @@ void Pump::arrived(Operation& o) {
   }
 }
 
-/// Asks the node's ranks to meet for what has arrived here, in the order of submission.
+/// Asks the node's ranks to meet for what has arrived here, in the order of submission: one thread at a time, and the others
+/// need not wait for it (a wire's thread may be inside, or may come here while it is).
 void Pump::meet() {
-  const std::lock_guard in_order(meeting_);
-  for (;;) {
-    Shared o;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!failure_ || to_meet_.empty() || to_meet_.front()->until_meeting > 0) return;
-      o = std::move(to_meet_.front());
-      to_meet_.pop_front();
-      met_.push_back(o->sequence);
+  if (meeting_.fetch_add(1) > 0) return;
+  int seen = 1;
+  do {
+    seen = meeting_.load();
+    while (meet_next()) {
     }
-    auto& side = sides_.front();
-    if (auto status =
-            track(side, side.wire.meet(options_.node_group, o->name.c_str()), o, 0, Kind::kMeeting);
-        !status) {
-      fail(status);
-      return;
-    }
+  } while (meeting_.fetch_sub(seen) != seen);
+}
+
+bool Pump::meet_next() {
+  Shared o;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_ || to_meet_.empty() || to_meet_.front()->until_meeting > 0) return false;
+    o = std::move(to_meet_.front());
+    to_meet_.pop_front();
+    met_.push_back(o->sequence);
   }
+  const auto& side = sides_.front();
+  auto op = side.wire.meet(options_.node_group, o->name.c_str());
+  if (auto status = track(side, op, o, 0, Kind::kMeeting); !status) {
+    fail_soon(status);
+    return false;
+  }
+  return true;
 }
 
 /// Writes the flags of pieces that have arrived, in the lane's order. With the mutex held.

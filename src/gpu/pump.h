@@ -4,10 +4,10 @@
 // The pump thread watches the flags that streams write. A piece whose encoding has reached pinned memory is sent at once;
 // receives are posted ahead, as soon as the operation's memory is free. It looks hard for some tens of microseconds
 // after something moved, then sleeps between looks; with nothing under way it sleeps until something is submitted.
-// An arrivals thread waits for a communicator's completions and writes the flags that streams wait for, in order.
+// What has come is noted on the thread of its communicator, which writes the flags that streams wait for, in order.
 //
-// Several communicators (wires) carry pieces side by side, each with an engine thread that copies to and from its sockets,
-// and an arrivals thread here. The first one carries reports and meetings too. Where a piece goes: deal.h.
+// Several communicators (wires) carry pieces side by side, each with an engine thread that copies to and from its sockets.
+// The first one carries reports and meetings too. Where a piece goes: deal.h.
 //
 // The first failure (of the wire, the GPU, NCCL, or asked for) ends everything: flags are released, so that no stream
 // waits for ever, and every later call gives the same Status.
@@ -23,7 +23,6 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
@@ -126,7 +125,11 @@ class Pump {
  private:
   using Shared = std::shared_ptr<Operation>;
   enum class Kind : uint8_t { kSend, kIn, kBack, kReport, kMeeting };
+  struct Side;
+  /// What is under way on a wire.
   struct Ticket {
+    Pump* pump = nullptr;
+    const Side* side = nullptr;
     Shared operation;
     size_t piece = 0;
     Kind kind = Kind::kSend;
@@ -139,17 +142,13 @@ class Pump {
     uint32_t in_flag = 0, back_flag = 0;
   };
 
-  /// A communicator and what is under way on it: its operations' numbers mean nothing on another.
   struct Side {
-    explicit Side(Wire w) : wire(w) {}
     Wire wire;
-    std::unordered_map<paceline_op, Ticket> tickets;
-    std::condition_variable tracked;  ///< for its arrivals thread
-    std::thread arrivals;
   };
 
   void pump();
-  void arrivals(Side& side);
+  void fail_soon(Status why);
+  void fail_now();
   bool take_submitted();
   bool post_receives();
   bool send_pieces();
@@ -169,15 +168,17 @@ class Pump {
   Status send_slices(const Shared& o, size_t index, int node, const std::byte* from, uint64_t bytes,
                      int hop);
   [[nodiscard]] Deal deal(const Operation& o, size_t index, int node, uint64_t bytes) const;
-  Status track(Side& side, Result<paceline_op> op, const Shared& o, size_t piece, Kind kind);
+  Status track(const Side& side, Result<paceline_op> op, const Shared& o, size_t piece, Kind kind);
+  void ended(const Ticket& ticket, paceline_op op, paceline_code code);
   void finish(const Ticket& ticket);
   void advance(Lane& lane);
   void arrived(Operation& o);
   void meet();
+  bool meet_next();
   Status wait_until(const std::function<bool()>& there, double timeout_s, bool& finite);
 
   Options options_;
-  std::deque<Side> sides_;  ///< [wires]
+  std::vector<Side> sides_;  ///< [wires]
 
   mutable std::mutex mutex_;
   std::condition_variable submitted_turn_;        ///< for the pump
@@ -187,7 +188,7 @@ class Pump {
   std::deque<Shared> to_meet_;    ///< in order: not yet asked for
   std::deque<uint64_t> met_;      ///< in order: asked for, not flagged
   std::set<uint64_t> met_early_;  ///< of those: over
-  std::mutex meeting_;            ///< taken before mutex_: meetings are asked for in order
+  std::atomic<int> meeting_{0};   ///< calls of meet(): the first one in sees to all
   uint64_t submitted_ = 0, arrived_ = 0;
   uint64_t arrived_through_ = 0;                 ///< all operations up to this one have arrived
   std::set<uint64_t> arrived_early_;             ///< of those behind it
@@ -198,6 +199,10 @@ class Pump {
   bool told_ = false;  ///< of the failure
   Status failure_;
   std::atomic<bool> failed_{false};
+  Status to_fail_with_;                     ///< met on a wire's thread
+  std::atomic<bool> must_fail_{false};      ///< with that
+  int under_way_ = 0;                       ///< tickets
+  std::condition_variable none_under_way_;  ///< for stop()
 
   // The pump thread's own.
   std::deque<Shared> operations_;  ///< not retired, in order

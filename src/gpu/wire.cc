@@ -117,30 +117,19 @@ Result<paceline_op> Wire::meet(uint32_t group, const char* name) const {
   return op;
 }
 
-Status Wire::watch(paceline_op op) const { return status_of(paceline_watch(comm_, op), comm_); }
+Status Wire::notify(paceline_op op, paceline_notify_fn notify, void* context) const {
+  return status_of(paceline_notify(comm_, op, notify, context), comm_);
+}
 
 Status Wire::wait(paceline_op op) const {
   return status_of(paceline_wait(comm_, op, -1, nullptr), comm_);
 }
 
-bool Wire::ended(double timeout_s, std::vector<WireEnd>& ends) const {
-  constexpr int kMost = 64;
-  paceline_result results[kMost] = {};
-  results[0].struct_size = sizeof results[0];
-  const int n = paceline_wait_any(comm_, timeout_s, results, kMost);
-  if (n < 0) return false;
-  for (int i = 0; i < n; ++i) {
-    WireEnd end{results[i].op, Status::ok()};
-    if (results[i].code != PACELINE_OK) {
-      std::string text(2048, '\0');
-      text.resize(
-          std::min(paceline_op_error(comm_, end.op, text.data(), text.size()), text.size() - 1));
-      end.status = Status(static_cast<Code>(results[i].code),
-                          text.empty() ? paceline_code_name(results[i].code) : text);
-    }
-    ends.push_back(std::move(end));
-  }
-  return true;
+Status Wire::ended(paceline_op op, paceline_code code) const {
+  if (code == PACELINE_OK) return Status::ok();
+  std::string text(2048, '\0');
+  text.resize(std::min(paceline_op_error(comm_, op, text.data(), text.size()), text.size() - 1));
+  return {static_cast<Code>(code), text.empty() ? paceline_code_name(code) : text};
 }
 
 Status Wire::health() const { return status_of(paceline_comm_health(comm_), comm_); }

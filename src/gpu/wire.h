@@ -11,11 +11,6 @@
 
 namespace paceline::gpu {
 
-struct WireEnd {
-  paceline_op op = 0;
-  Status status;
-};
-
 /// Thread-safe, as comm.h is. The handle outlives it.
 class Wire {
  public:
@@ -37,10 +32,11 @@ class Wire {
   Status end_group(uint32_t group) const;
   /// Ends when all ranks of the group have called it.
   Result<paceline_op> meet(uint32_t group, const char* name) const;
-  Status watch(paceline_op op) const;
+  /// Calls `notify` when `op` has ended, once, at the latest as the communicator is destroyed; see comm.h for what it may do.
+  Status notify(paceline_op op, paceline_notify_fn notify, void* context) const;
+  /// What an operation of which was notified ended with.
+  [[nodiscard]] Status ended(paceline_op op, paceline_code code) const;
   Status wait(paceline_op op) const;
-  /// Ended operations that were watched; waits for them at most `timeout_s`. False: the communicator is being destroyed.
-  bool ended(double timeout_s, std::vector<WireEnd>& ends) const;
   Status health() const;
   void abort(const std::string& reason) const;
   /// Ends it with what another wire of the same ranks has met, word for word.

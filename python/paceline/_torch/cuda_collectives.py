@@ -72,6 +72,7 @@ class CudaCollectives:
                 codec=self._codec_of(memory),
                 name=f"all_reduce {describe(tensor)}".encode(),
                 factor=factor,
+                prompt=True,
             )
 
         return self._submit(call, (tensor, memory), [tensor], lambda: _copy(tensor, memory))
