@@ -95,6 +95,11 @@ typedef struct paceline_segment {
   uint64_t elements;
 } paceline_segment;
 
+/* Called once when an operation that was submitted with it has ended, which releases the operation: on the thread that
+ * drives the communicator, at the latest while that is being destroyed. The thread carries all other operations: the call
+ * must be short, may submit, and must not wait for any. paceline_op_error() has the sentence. */
+typedef void (*paceline_notify_fn)(void* context, paceline_op op, paceline_code code);
+
 typedef struct paceline_op_args {
   size_t struct_size;
   int32_t collective;
@@ -121,6 +126,8 @@ typedef struct paceline_op_args {
   /* Not 0: begins once the operations with a window that have begun and not ended hold fewer bytes of input than
    * this. What is submitted first then arrives first, where otherwise all share the link. */
   uint64_t window_bytes;
+  paceline_notify_fn notify; /* NULL: who submitted waits, or watches (paceline_run: not used) */
+  void* context;             /* handed to it */
 } paceline_op_args;
 
 typedef struct paceline_transfer_args {
@@ -134,6 +141,8 @@ typedef struct paceline_transfer_args {
   double timeout_s;
   int32_t
       any_length; /* 1, on both sides: a receive takes at most `bytes`; what arrives says how long it is */
+  paceline_notify_fn notify; /* NULL: who submitted waits, or watches */
+  void* context;             /* handed to it */
 } paceline_transfer_args;
 
 typedef struct paceline_result {
@@ -209,12 +218,6 @@ PACELINE_API int paceline_wait_any(paceline_comm* comm, double timeout_s, paceli
                                    int capacity);
 /* Hands the operation's completion to paceline_wait_any(). */
 PACELINE_API paceline_code paceline_watch(paceline_comm* comm, paceline_op op);
-/* Calls `notify` once the operation has ended, and releases it: on the thread that drives the communicator then, or before
- * this returns where it has ended already; at the latest while the communicator is being destroyed. That thread carries all
- * other operations: the call must be short, may submit, and must not wait for any. Its sentence: paceline_op_error(). */
-typedef void (*paceline_notify_fn)(void* context, paceline_op op, paceline_code code);
-PACELINE_API paceline_code paceline_notify(paceline_comm* comm, paceline_op op,
-                                           paceline_notify_fn notify, void* context);
 /* The sentence of an ended operation, by code and handle, copied out. Returns its length. */
 PACELINE_API size_t paceline_op_error(paceline_comm* comm, paceline_op op, char* text,
                                       size_t capacity);

@@ -95,6 +95,8 @@ class OpArgs(_Sized):
         ("shape", c_char_p),
         ("timeout_s", c_double),
         ("window_bytes", c_uint64),
+        ("notify", c_void_p),
+        ("context", c_void_p),
     ]
 
 
@@ -109,6 +111,8 @@ class TransferArgs(_Sized):
         ("name", c_char_p),
         ("timeout_s", c_double),
         ("any_length", c_int32),
+        ("notify", c_void_p),
+        ("context", c_void_p),
     ]
 
 

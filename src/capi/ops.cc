@@ -102,7 +102,8 @@ paceline_code transfer(paceline_comm* comm, const paceline_transfer_args* args, 
   t.any_length = a.any_length != 0;
   t.timeout = to_time(a.timeout_s);
   assign(t.name, a.name);
-  auto id = sending ? comm->runner->send(t) : comm->runner->receive(t);
+  const engine::Notice notice{a.notify, a.context};
+  auto id = sending ? comm->runner->send(t, notice) : comm->runner->receive(t, notice);
   if (!id) return report(id.status());
   *op = *id;
   return report(Status::ok());
@@ -130,7 +131,7 @@ paceline_code paceline_submit(paceline_comm* comm, const paceline_op_args* args,
     if (!take_args(args, a)) return invalid("the arguments are null or lack their struct_size");
     auto& o = operation_of_thread();
     if (auto status = to_operation(*comm, a, o); !status) return report(status);
-    auto id = comm->runner->submit(o);
+    auto id = comm->runner->submit(o, {a.notify, a.context});
     if (!id) return report(id.status());
     *op = *id;
     return report(Status::ok());
@@ -183,15 +184,6 @@ paceline_code paceline_watch(paceline_comm* comm, paceline_op op) {
   return guarded([&] {
     PACELINE_USABLE(comm);
     return report(comm->runner->watch(op));
-  });
-}
-
-paceline_code paceline_notify(paceline_comm* comm, paceline_op op, paceline_notify_fn notify,
-                              void* context) {
-  return guarded([&] {
-    PACELINE_USABLE(comm);
-    if (notify == nullptr) return invalid("nobody to notify");
-    return report(comm->runner->notify(op, {notify, context}));
   });
 }
 

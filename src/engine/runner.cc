@@ -320,26 +320,27 @@ void Runner::serve(Lock& lock) {
   if (waiting_ > 0) turn_.notify_one();
 }
 
-Result<OpId> Runner::added(Result<OpId> id) {
+Result<OpId> Runner::added(Result<OpId> id, Notice notice) {
   if (id) {
     ++pending_;
     live_.insert(*id);
+    if (notice.call != nullptr) notices_[*id] = notice;
     kick();
   }
   return id;
 }
 
-Result<OpId> Runner::submit(const Operation& operation) {
+Result<OpId> Runner::submit(const Operation& operation, Notice notice) {
   Lock lock = enter();
-  return added(engine_.submit(operation, now()));
+  return added(engine_.submit(operation, now()), notice);
 }
-Result<OpId> Runner::send(const Transfer& transfer) {
+Result<OpId> Runner::send(const Transfer& transfer, Notice notice) {
   Lock lock = enter();
-  return added(engine_.send(transfer, now()));
+  return added(engine_.send(transfer, now()), notice);
 }
-Result<OpId> Runner::receive(const Transfer& transfer) {
+Result<OpId> Runner::receive(const Transfer& transfer, Notice notice) {
   Lock lock = enter();
-  return added(engine_.receive(transfer, now()));
+  return added(engine_.receive(transfer, now()), notice);
 }
 
 Outcome Runner::take(OpId id) {
@@ -366,8 +367,9 @@ Result<Outcome> Runner::wait(OpId id, Time timeout) {
   Lock lock(mutex_);
   if (live_.count(id) == 0 || watched_.count(id) > 0 || notices_.count(id) > 0 ||
       std::find(ended_watched_.begin(), ended_watched_.end(), id) != ended_watched_.end()) {
-    return Status(Code::kInvalidArgument,
-                  "no such operation: it was released already, or belongs to wait_any or notify");
+    return Status(
+        Code::kInvalidArgument,
+        "no such operation: it was released already, or belongs to wait_any, or tells of itself");
   }
   const Time until = timeout < 0 ? kNever : after(now(), timeout);
   auto done = [&] { return live_.count(id) == 0 || engine_.outcome(id) != nullptr; };
@@ -388,23 +390,6 @@ Status Runner::watch(OpId id) {
   } else {
     watched_.insert(id);
   }
-  return Status::ok();
-}
-
-Status Runner::notify(OpId id, Notice notice) {
-  int code = 0;
-  {
-    Lock lock = enter();
-    if (live_.count(id) == 0)
-      return {Code::kInvalidArgument, "no such operation: it was released already"};
-    if (engine_.outcome(id) == nullptr) {
-      notices_[id] = notice;
-      return Status::ok();
-    }
-    live_.erase(id);
-    code = static_cast<int>(take(id).status.code());
-  }
-  notice.call(notice.context, id, code);
   return Status::ok();
 }
 

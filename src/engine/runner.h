@@ -38,6 +38,14 @@ struct RunnerOptions {
 /// What fits a node with so many ranks on it.
 RunnerOptions runner_options_for(int local_size);
 
+/// Called once with the Code that an operation ended with, which releases it; error_of() has the sentence. On the driver's
+/// thread without the mutex; where the operation never ends, as the runner does. That thread carries all other operations:
+/// the call must be short, may submit, and must not wait.
+struct Notice {
+  void (*call)(void* context, OpId id, int code) = nullptr;
+  void* context = nullptr;
+};
+
 class Runner final : private Interlude {
  public:
   /// An ended operation, as wait_any() reports it.
@@ -46,21 +54,16 @@ class Runner final : private Interlude {
     Outcome outcome;
   };
 
-  /// Called once with the Code that an operation ended with; error_of() has the sentence.
-  struct Notice {
-    void (*call)(void* context, OpId id, int code) = nullptr;
-    void* context = nullptr;
-  };
-
   /// Both must outlive the runner.
   Runner(Engine& engine, wire::Channel& channel, RunnerOptions options);
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
   ~Runner() override;
 
-  Result<OpId> submit(const Operation& operation);
-  Result<OpId> send(const Transfer& transfer);
-  Result<OpId> receive(const Transfer& transfer);
+  /// notice: not where these return an error.
+  Result<OpId> submit(const Operation& operation, Notice notice = {});
+  Result<OpId> send(const Transfer& transfer, Notice notice = {});
+  Result<OpId> receive(const Transfer& transfer, Notice notice = {});
   /// Submits and waits. Error: it was not submitted.
   Result<Outcome> run(const Operation& operation);
   bool test(OpId id);
@@ -68,10 +71,6 @@ class Runner final : private Interlude {
   /// such operation; kTimeout: it still runs (and is kept).
   Result<Outcome> wait(OpId id, Time timeout);
   Status watch(OpId id);
-  /// Calls `notice` once the operation has ended, and releases it: on the driver's thread without the mutex, or now where it
-  /// has ended already; where it never does, as the runner ends. That thread carries all other operations: the call must be
-  /// short, may submit, and must not wait.
-  Status notify(OpId id, Notice notice);
   /// Appends ended watched operations to `out`, at most `capacity`; false once the runner is being
   /// closed.
   bool wait_any(Time timeout, std::size_t capacity, std::vector<Ended>& out);
@@ -116,7 +115,7 @@ class Runner final : private Interlude {
   void tell(Lock& lock);
   void tell_rest();
   Outcome take(OpId id);
-  Result<OpId> added(Result<OpId> id);
+  Result<OpId> added(Result<OpId> id, Notice notice);
   [[nodiscard]] static Time now();
 
   Engine& engine_;

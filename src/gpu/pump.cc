@@ -16,8 +16,9 @@ constexpr Time kShortNap = 15 * kMicrosecond;
 constexpr Time kLongNap = 50 * kMicrosecond;
 constexpr Time kLongAfter = 2 * kMillisecond;
 constexpr Time kWatchEvery = 200 * kMillisecond;
-// Receives posted between two looks at the flags.
-constexpr int kPostsAtOnce = 16;
+// Pieces whose receives are posted between two looks at the flags: one takes as long as its sends, and neither must wait for
+// the other's end.
+constexpr int kPostsAtOnce = 1;
 
 Time now() { return SteadyClock().now(); }
 
@@ -197,27 +198,27 @@ bool Pump::take_submitted() {
   return any;
 }
 
-Status Pump::track(const Side& side, Result<paceline_op> op, const Shared& o, size_t piece,
-                   Kind kind) {
-  PACELINE_RETURN_IF_ERROR(op.status());
+/// `submit` hands an operation of that kind to the wire, with the notice that it is given.
+template <class Submit>
+Status Pump::track(const Side& side, const Shared& o, size_t piece, Kind kind, Submit submit) {
+  auto ticket = std::make_unique<Ticket>(Ticket{this, &side, o, piece, kind});
   {
     std::lock_guard lock(mutex_);
     ++under_way_;
     if (kind == Kind::kSend) ++o->sends_left;
   }
-  auto ticket = std::make_unique<Ticket>(Ticket{this, &side, o, piece, kind});
   const auto notify = [](void* context, paceline_op ended, paceline_code code) {
     const std::unique_ptr<Ticket> t(static_cast<Ticket*>(context));
     t->pump->ended(*t, ended, code);
   };
-  auto status = side.wire.notify(*op, notify, ticket.get());
-  if (status) {
+  const Result<paceline_op> op = submit(side.wire, Notice{notify, ticket.get()});
+  if (op) {
     ticket.release();  // NOLINT(bugprone-unused-return-value): the notice's now
-  } else {
-    const std::lock_guard lock(mutex_);
-    --under_way_;
+    return Status::ok();
   }
-  return status;
+  const std::lock_guard lock(mutex_);
+  --under_way_;
+  return op.status();
 }
 
 /// The message between this node and another one of a piece. Their numbers' sum is the same at both ends, and spreads
@@ -234,11 +235,11 @@ Status Pump::receive_slices(const Shared& o, size_t index, int node, std::byte* 
   const auto tag = tag_of(o->plan->pieces[index].lane, kind == Kind::kIn ? 0 : 1);
   const int rank = options_.peers[static_cast<size_t>(node)];
   for (const auto& s : deal(*o, index, node, bytes)) {
-    const auto& side = sides_[static_cast<size_t>(s.wire)];
-    PACELINE_RETURN_IF_ERROR(track(
-        side,
-        side.wire.receive(rank, tag, to + s.first, s.bytes, o->name.c_str(), o->plan->by_rows()), o,
-        index, kind));
+    const auto receive = [&](const Wire& wire, Notice notice) {
+      return wire.receive(rank, tag, to + s.first, s.bytes, o->name.c_str(), o->plan->by_rows(),
+                          notice);
+    };
+    PACELINE_RETURN_IF_ERROR(track(sides_[static_cast<size_t>(s.wire)], o, index, kind, receive));
   }
   return Status::ok();
 }
@@ -249,11 +250,12 @@ Status Pump::send_slices(const Shared& o, size_t index, int node, const std::byt
   const int rank = options_.peers[static_cast<size_t>(node)];
   wire_bytes_ += bytes;
   for (const auto& s : deal(*o, index, node, bytes)) {
-    const auto& side = sides_[static_cast<size_t>(s.wire)];
-    PACELINE_RETURN_IF_ERROR(track(
-        side,
-        side.wire.send(rank, tag, from + s.first, s.bytes, o->name.c_str(), o->plan->by_rows()), o,
-        index, Kind::kSend));
+    const auto send = [&](const Wire& wire, Notice notice) {
+      return wire.send(rank, tag, from + s.first, s.bytes, o->name.c_str(), o->plan->by_rows(),
+                       notice);
+    };
+    PACELINE_RETURN_IF_ERROR(
+        track(sides_[static_cast<size_t>(s.wire)], o, index, Kind::kSend, send));
   }
   return Status::ok();
 }
@@ -344,10 +346,10 @@ Status Pump::send_report(const Shared& o) {
             fmt::format("{}: an encoding holds impossible counts or positions", o->name)};
   o->report = static_cast<int32_t>(std::min<uint64_t>(o->rows, Operation::kNonFinite - 1));
   if ((bits & device::cuda::kReportNonFinite) != 0) o->report |= Operation::kNonFinite;
-  const auto& side = sides_.front();
   const auto shape = o->plan->describe_data();
-  return track(side, side.wire.largest(&o->report, o->name.c_str(), shape.c_str()), o, 0,
-               Kind::kReport);
+  return track(sides_.front(), o, 0, Kind::kReport, [&](const Wire& wire, Notice notice) {
+    return wire.largest(&o->report, o->name.c_str(), shape.c_str(), notice);
+  });
 }
 
 bool Pump::send_pieces() {
@@ -537,9 +539,10 @@ bool Pump::meet_next() {
     to_meet_.pop_front();
     met_.push_back(o->sequence);
   }
-  const auto& side = sides_.front();
-  auto op = side.wire.meet(options_.node_group, o->name.c_str());
-  if (auto status = track(side, op, o, 0, Kind::kMeeting); !status) {
+  const auto meet = [&](const Wire& wire, Notice notice) {
+    return wire.meet(options_.node_group, o->name.c_str(), notice);
+  };
+  if (auto status = track(sides_.front(), o, 0, Kind::kMeeting, meet); !status) {
     fail_soon(status);
     return false;
   }

@@ -168,7 +168,8 @@ class Pump {
   Status send_slices(const Shared& o, size_t index, int node, const std::byte* from, uint64_t bytes,
                      int hop);
   [[nodiscard]] Deal deal(const Operation& o, size_t index, int node, uint64_t bytes) const;
-  Status track(const Side& side, Result<paceline_op> op, const Shared& o, size_t piece, Kind kind);
+  template <class Submit>
+  Status track(const Side& side, const Shared& o, size_t piece, Kind kind, Submit submit);
   void ended(const Ticket& ticket, paceline_op op, paceline_code code);
   void finish(const Ticket& ticket);
   void advance(Lane& lane);

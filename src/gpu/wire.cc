@@ -48,7 +48,7 @@ Result<std::vector<std::string>> Wire::gather(const std::string& mine, size_t by
 namespace {
 
 paceline_transfer_args transfer(int rank, uint32_t tag, void* data, uint64_t bytes,
-                                const char* name, bool any_length) {
+                                const char* name, bool any_length, Notice notice) {
   paceline_transfer_args a{};
   a.struct_size = sizeof a;
   a.peer = rank;
@@ -57,29 +57,32 @@ paceline_transfer_args transfer(int rank, uint32_t tag, void* data, uint64_t byt
   a.bytes = bytes;
   a.name = name;
   a.any_length = any_length ? 1 : 0;
+  a.notify = notice.call;
+  a.context = notice.context;
   return a;
 }
 
 }  // namespace
 
 Result<paceline_op> Wire::send(int rank, uint32_t tag, const void* data, uint64_t bytes,
-                               const char* name, bool any_length) const {
-  auto a =
-      transfer(rank, tag, const_cast<void*>(data), bytes, name, any_length);  // sends only read it
+                               const char* name, bool any_length, Notice notice) const {
+  auto a = transfer(rank, tag, const_cast<void*>(data), bytes, name, any_length,
+                    notice);  // sends only read it
   paceline_op op = 0;
   PACELINE_RETURN_IF_ERROR(status_of(paceline_send(comm_, &a, &op), comm_));
   return op;
 }
 
 Result<paceline_op> Wire::receive(int rank, uint32_t tag, void* data, uint64_t bytes,
-                                  const char* name, bool any_length) const {
-  auto a = transfer(rank, tag, data, bytes, name, any_length);
+                                  const char* name, bool any_length, Notice notice) const {
+  auto a = transfer(rank, tag, data, bytes, name, any_length, notice);
   paceline_op op = 0;
   PACELINE_RETURN_IF_ERROR(status_of(paceline_receive(comm_, &a, &op), comm_));
   return op;
 }
 
-Result<paceline_op> Wire::largest(int32_t* word, const char* name, const char* shape) const {
+Result<paceline_op> Wire::largest(int32_t* word, const char* name, const char* shape,
+                                  Notice notice) const {
   paceline_op_args a{};
   a.struct_size = sizeof a;
   a.dtype = static_cast<int32_t>(DType::kInt32);
@@ -89,6 +92,8 @@ Result<paceline_op> Wire::largest(int32_t* word, const char* name, const char* s
   a.count = 1;
   a.name = name;
   a.shape = shape;
+  a.notify = notice.call;
+  a.context = notice.context;
   paceline_op op = 0;
   PACELINE_RETURN_IF_ERROR(status_of(paceline_submit(comm_, &a, &op), comm_));
   return op;
@@ -106,19 +111,17 @@ Status Wire::end_group(uint32_t group) const {
   return status_of(paceline_group_destroy(comm_, group), comm_);
 }
 
-Result<paceline_op> Wire::meet(uint32_t group, const char* name) const {
+Result<paceline_op> Wire::meet(uint32_t group, const char* name, Notice notice) const {
   paceline_op_args a{};
   a.struct_size = sizeof a;
   a.collective = 5;
   a.group = group;
   a.name = name;
+  a.notify = notice.call;
+  a.context = notice.context;
   paceline_op op = 0;
   PACELINE_RETURN_IF_ERROR(status_of(paceline_submit(comm_, &a, &op), comm_));
   return op;
-}
-
-Status Wire::notify(paceline_op op, paceline_notify_fn notify, void* context) const {
-  return status_of(paceline_notify(comm_, op, notify, context), comm_);
 }
 
 Status Wire::wait(paceline_op op) const {

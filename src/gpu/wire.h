@@ -11,6 +11,12 @@
 
 namespace paceline::gpu {
 
+/// Who hears, once, what an operation has ended with; see comm.h for what the call may do.
+struct Notice {
+  paceline_notify_fn call = nullptr;
+  void* context = nullptr;
+};
+
 /// Thread-safe, as comm.h is. The handle outlives it.
 class Wire {
  public:
@@ -22,19 +28,18 @@ class Wire {
                                           const char* name) const;
   /// any_length, on both sides: a receive takes at most `bytes`.
   Result<paceline_op> send(int rank, uint32_t tag, const void* data, uint64_t bytes,
-                           const char* name, bool any_length = false) const;
+                           const char* name, bool any_length = false, Notice notice = {}) const;
   Result<paceline_op> receive(int rank, uint32_t tag, void* data, uint64_t bytes, const char* name,
-                              bool any_length = false) const;
+                              bool any_length = false, Notice notice = {}) const;
   /// The largest of all ranks' words, in place. `shape` is compared among the ranks.
-  Result<paceline_op> largest(int32_t* word, const char* name, const char* shape) const;
+  Result<paceline_op> largest(int32_t* word, const char* name, const char* shape,
+                              Notice notice = {}) const;
   /// A group of these ranks, whose members call meet() in the same order.
   Result<uint32_t> group(const std::vector<int>& ranks) const;
   Status end_group(uint32_t group) const;
   /// Ends when all ranks of the group have called it.
-  Result<paceline_op> meet(uint32_t group, const char* name) const;
-  /// Calls `notify` when `op` has ended, once, at the latest as the communicator is destroyed; see comm.h for what it may do.
-  Status notify(paceline_op op, paceline_notify_fn notify, void* context) const;
-  /// What an operation of which was notified ended with.
+  Result<paceline_op> meet(uint32_t group, const char* name, Notice notice = {}) const;
+  /// What a notice said in a word.
   [[nodiscard]] Status ended(paceline_op op, paceline_code code) const;
   Status wait(paceline_op op) const;
   Status health() const;
