@@ -1,6 +1,7 @@
 // What a small bucket costs: calls of the driver on the host, and what kernels wait for.
 #include <map>
 
+#include "base/clock.h"
 #include "gpu/cluster.h"
 
 namespace paceline::gpu {
@@ -118,6 +119,7 @@ TEST(Costs, NoKernelWaitsForTheNetwork) {
   // Rank 3 encodes late, so rank 1 on the other node gets its piece after rank 0 has its own.
   // (Its own half of the buffer begins there.)
   slow_down_encoding(cluster, kLate, tensors[3]->address() + kCount / 2 * 4);
+  const Time began = SteadyClock().now();
   cluster.run([&](Rank r) {
     auto made = cluster.create(r);
     ASSERT_TRUE(made.is_ok()) << made.status().message();
@@ -140,6 +142,7 @@ TEST(Costs, NoKernelWaitsForTheNetwork) {
   });
   const double late_s = std::chrono::duration<double>(kLate).count() * kOperations;
   const double waited = cluster.cliques().waited("all_gather");
+  EXPECT_GT(SteadyClock().now() - began, static_cast<Time>(late_s * kSecond)) << "nobody was late";
   RecordProperty("waited_ms", static_cast<int>(waited * 1e3));
   EXPECT_LT(waited, late_s / 4) << "all-gathers waited for each other, of " << late_s;
 }

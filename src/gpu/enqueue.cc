@@ -263,14 +263,19 @@ Status Path::add_to_gradient(Job& job, uint64_t first, cu::DevicePtr residual, u
   return Status::ok();
 }
 
-Status Path::encode_part(Job& job, Span span, int node, cu::DevicePtr to) {
-  const auto& plan = *job.operation->plan;
+device::cuda::EncodeArguments Path::cast_of(const Job& job, Span span, int node, cu::DevicePtr to) {
   device::cuda::EncodeArguments e;
-  e.gradient =
-      element(plan, job.source + static_cast<uint64_t>(node) * job.source_stride, span.first);
+  e.gradient = element(*job.operation->plan,
+                       job.source + static_cast<uint64_t>(node) * job.source_stride, span.first);
   e.elements = span.elements;
   e.scale = job.scale_in;
   e.encoded = to;
+  return e;
+}
+
+Status Path::encode_part(Job& job, Span span, int node, cu::DevicePtr to) {
+  const auto& plan = *job.operation->plan;
+  auto e = cast_of(job, span, node, to);
   e.state = out_state_;
   e.state_capacity = out_state_bytes_;
   e.report = job.report;
@@ -388,17 +393,19 @@ Status Path::enqueue_in(Job& job, size_t index) {
                          (last - first) * piece.slot_bytes, lane.in);
     return Status::ok();
   };
-  // While theirs are on the way the own encoding can go back to the device: what comes then is half, of two nodes.
-  const bool own_first =
-      launches_later() && !plan.by_rows() && part.elements > 0 && !has_come(job, index);
+  // The own encoding need not come back from the host where it is a cast that can be made again, meanwhile.
+  const bool again = launches_later() && !plan.by_rows() && !job.residuals && part.elements > 0;
   PACELINE_RETURN_IF_ERROR(await_own(job, index, lane));
-  if (own_first) PACELINE_RETURN_IF_ERROR(copy(me, me + 1));
+  if (again)
+    PACELINE_RETURN_IF_ERROR(kernels_->encode(
+        plan.request.format, cast_of(job, part, shape_.node, lane.in_slots + me * piece.slot_bytes),
+        lane.in));
   PACELINE_RETURN_IF_ERROR(await_theirs(job, index, lane));
   if (plan.by_rows()) {
     PACELINE_RETURN_IF_ERROR(enqueue_rows_in(job, index, lane));
   } else if (part.elements > 0) {
-    PACELINE_RETURN_IF_ERROR(copy(0, own_first ? me : nodes));
-    if (own_first) PACELINE_RETURN_IF_ERROR(copy(me + 1, nodes));
+    PACELINE_RETURN_IF_ERROR(copy(0, again ? me : nodes));
+    if (again) PACELINE_RETURN_IF_ERROR(copy(me + 1, nodes));
     std::vector<cu::DevicePtr> encodings;
     for (uint64_t n = 0; n < nodes; ++n) encodings.push_back(lane.in_slots + n * piece.slot_bytes);
     device::cuda::CombineArguments c;

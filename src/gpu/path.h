@@ -251,6 +251,8 @@ class Path {
   Status hand_over(Job& job);
   Status hand_over(Job& job, Residuals& from, std::span<const Span> away);
   Status add_to_gradient(Job& job, uint64_t first, cu::DevicePtr residual, uint64_t elements);
+  static device::cuda::EncodeArguments cast_of(const Job& job, Span span, int node,
+                                               cu::DevicePtr to);
   Status encode_part(Job& job, Span span, int node, cu::DevicePtr to);
   static std::vector<ResidualRange> ranges_of(const Job& job, Span span);
 
