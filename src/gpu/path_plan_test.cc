@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <random>
+#include <utility>
 
 namespace paceline::gpu {
 namespace {
@@ -93,6 +94,30 @@ TEST(PathPlan, PiecesAreAlikeInWhatTheySend) {
     if (q.piece_bytes >= 1U << 20 && q.format.codec != WireCodec::kTopK) {
       ASSERT_GE(bytes, q.piece_bytes * 15 / 16);
     }
+  }
+}
+
+TEST(PathPlan, APromptOperationIsCutShort) {
+  constexpr uint64_t kMiB = 1U << 20;
+  const auto pieces = [](uint64_t bytes, WireCodec codec, int local_size = 1) {
+    auto q = request(2, local_size, 0, 0, bytes / sizeof(float));
+    q.piece_bytes = 4 * kMiB;
+    q.format.codec = codec;
+    const auto as_ever = build_path(q)->pieces.size();
+    q.piece_bytes = prompt_piece_bytes(q);
+    return std::pair{as_ever, build_path(q)->pieces.size()};
+  };
+  using Cut = std::pair<size_t, size_t>;
+  EXPECT_EQ(pieces(kMiB, WireCodec::kExact), Cut(1, 1));
+  EXPECT_EQ(pieces(4 * kMiB, WireCodec::kExact), Cut(1, 4));
+  EXPECT_EQ(pieces(16 * kMiB, WireCodec::kExact), Cut(4, 8));
+  EXPECT_EQ(pieces(64 * kMiB, WireCodec::kExact), Cut(16, 16));
+  EXPECT_EQ(pieces(16 * kMiB, WireCodec::kExact, 2), Cut(2, 8));
+  EXPECT_EQ(pieces(16 * kMiB, WireCodec::kFp16), Cut(2, 8));
+  // What has residuals is cut as ever: which entries top-k takes depends on it.
+  for (const auto codec : {WireCodec::kTopK, WireCodec::kInt8}) {
+    const auto [as_ever, prompt] = pieces(64 * kMiB, codec);
+    EXPECT_EQ(as_ever, prompt);
   }
 }
 

@@ -225,5 +225,50 @@ INSTANTIATE_TEST_SUITE_P(
                     over(2, {4, 2, kExact, 9, 4})),
     name_of);
 
+// In more and shorter pieces, and on the way in with the own cast made again: the same additions.
+TEST(Path, APromptAllReduceHasTheSameBits) {
+  constexpr uint64_t kCount = (3U << 20) + 5;
+  for (const int nodes : {2, 3}) {
+    Cluster cluster({.nodes = nodes, .local_size = 1});
+    cluster.run([&](Rank r) {
+      auto made = cluster.create(r);
+      ASSERT_TRUE(made.is_ok()) << made.status().message();
+      auto& path = **made;
+      ASSERT_TRUE(path.reserve(kCount * 4, kCount * 4).is_ok());
+      const auto g = gradient(r, 0, kCount);
+      for (const auto codec : {kExact, kFp16, kBf16}) {
+        std::vector<std::vector<float>> results;
+        std::vector<uint64_t> bytes;
+        for (const bool prompt : {false, true}) {
+          Tensor tensor(cluster, r, kCount * sizeof(float));
+          std::copy(g.begin(), g.end(), tensor.as<float>());
+          AllReduce a;
+          a.data = tensor.address();
+          a.count = kCount;
+          a.codec = static_cast<int>(codec);
+          a.average = true;
+          a.factor = 0.7;
+          a.prompt = prompt;
+          const auto before = path.statistics().wire_bytes;
+          auto id = path.all_reduce(a);
+          ASSERT_TRUE(id.is_ok()) << id.status().message();
+          ASSERT_TRUE(path.join(*id, nullptr).is_ok());
+          bool finite = false;
+          ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
+          ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+          results.emplace_back(tensor.as<float>(), tensor.as<float>() + kCount);
+          bytes.push_back(path.statistics().wire_bytes - before);
+        }
+        ASSERT_EQ(std::memcmp(results[0].data(), results[1].data(), kCount * sizeof(float)), 0)
+            << codec_name(codec);
+        // Two nodes: nothing but the gradient. Three: parts are rounded up, in every piece.
+        EXPECT_NEAR(static_cast<double>(bytes[0]), static_cast<double>(bytes[1]),
+                    nodes == 2 ? 0 : 64 * 1024);
+      }
+      EXPECT_TRUE(path.destroy().is_ok());
+    });
+  }
+}
+
 }  // namespace
 }  // namespace paceline::gpu
