@@ -8,9 +8,9 @@
 // next caller will fetch anyway.
 //
 // All members are thread-safe. The engine and the channel are touched under one mutex only, and
-// nothing of the caller's runs under it: notices are called between two steps. The driver lets go of it while the engine computes or the channel copies to and
-// from sockets (an interlude): a submitter waits neither for a bucket to be encoded nor for megabytes to be read, and does
-// not starve behind a driver that takes the mutex again at once.
+// nothing of the caller's runs under it: notices are called between two steps. The driver lets go of it while the engine
+// computes or the channel copies to and from sockets (an interlude): a submitter waits neither for a bucket to be encoded
+// nor for megabytes to be read, and does not starve behind a driver that takes the mutex again at once.
 #pragma once
 
 #include <atomic>

@@ -8,7 +8,7 @@
 //          Only where the way in is enqueued ahead; else the host waits in its place, and enqueues it when it can run
 //          (launcher.h). The copy stream is the out stream then.
 //   lane   per piece: after the in flag; pinned memory → device; combine (two hops: encode the sum, copy it out,
-//          the sums flag). An operation of one piece does without: the gather stream is its lane, and the out stream
+//          the sums flag). The own encoding, where it is a cast, is made again before that flag instead of copied. An operation of one piece does without: the gather stream is its lane, and the out stream
 //          copies too where nothing else is on its way out.
 //   back   two hops, per piece: after the back flag; pinned memory → device; decode
 //   gather after all lanes: the done flag; after the node's other ranks have theirs (the met flag), for NCCL's
