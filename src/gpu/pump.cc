@@ -7,14 +7,13 @@
 
 #include "base/clock.h"
 #include "base/scheduling.h"
+#include "gpu/rest.h"
 
 namespace paceline::gpu {
 namespace {
 
-constexpr Time kSpin = 30 * kMicrosecond;
-constexpr Time kShortNap = 15 * kMicrosecond;
-constexpr Time kLongNap = 50 * kMicrosecond;
-constexpr Time kLongAfter = 2 * kMillisecond;
+constexpr Time kNap = 15 * kMicrosecond;
+constexpr Time kLongerNap = 50 * kMicrosecond;
 constexpr Time kWatchEvery = 200 * kMillisecond;
 // Pieces whose receives are posted between two looks at the flags: one takes as long as its sends, and neither must wait for
 // the other's end.
@@ -34,9 +33,9 @@ uint32_t tag_of(int lane, int hop) { return static_cast<uint32_t>(lane * 2 + hop
 
 }  // namespace
 
-Pump::Pump(const std::vector<Wire>& wires, Options options) : options_(std::move(options)) {
+Pump::Pump(const std::vector<Wire>& wires, Options options)
+    : options_(std::move(options)), wires_(wires) {
   lanes_.resize(static_cast<size_t>(options_.lanes));
-  for (const auto& wire : wires) sides_.push_back({wire});
   pump_thread_ = std::thread([this] { pump(); });
 }
 
@@ -48,7 +47,12 @@ void Pump::stop() {
   }
   if (pump_thread_.joinable()) pump_thread_.join();
   std::unique_lock lock(mutex_);
-  none_under_way_.wait(lock, [&] { return under_way_ == 0; });
+  const auto over = [&] { return under_way_ == 0 || (must_fail_ && failure_); };
+  while (none_under_way_.wait(lock, over), under_way_ > 0) {
+    lock.unlock();
+    fail_now();  // or the other wires would go on, with what the first one's end has left
+    lock.lock();
+  }
 }
 
 void Pump::submit(Shared operation) {
@@ -200,8 +204,8 @@ bool Pump::take_submitted() {
 
 /// `submit` hands an operation of that kind to the wire, with the notice that it is given.
 template <class Submit>
-Status Pump::track(const Side& side, const Shared& o, size_t piece, Kind kind, Submit submit) {
-  auto ticket = std::make_unique<Ticket>(Ticket{this, &side, o, piece, kind});
+Status Pump::track(const Wire& wire, const Shared& o, size_t piece, Kind kind, Submit submit) {
+  auto ticket = std::make_unique<Ticket>(Ticket{this, &wire, o, piece, kind});
   {
     std::lock_guard lock(mutex_);
     ++under_way_;
@@ -211,7 +215,7 @@ Status Pump::track(const Side& side, const Shared& o, size_t piece, Kind kind, S
     const std::unique_ptr<Ticket> t(static_cast<Ticket*>(context));
     t->pump->ended(*t, ended, code);
   };
-  const Result<paceline_op> op = submit(side.wire, Notice{notify, ticket.get()});
+  const Result<paceline_op> op = submit(wire, Notice{notify, ticket.get()});
   if (op) {
     ticket.release();  // NOLINT(bugprone-unused-return-value): the notice's now
     return Status::ok();
@@ -227,7 +231,7 @@ Deal Pump::deal(const Operation& o, size_t index, int node, uint64_t bytes) cons
   // Of rows the receiver does not know the length: they go whole.
   const uint64_t least = o.plan->by_rows() ? UINT64_MAX : options_.least_slice;
   return {bytes, o.first_piece + index + static_cast<uint64_t>(options_.node + node),
-          static_cast<int>(sides_.size()), least};
+          static_cast<int>(wires_.size()), least};
 }
 
 Status Pump::receive_slices(const Shared& o, size_t index, int node, std::byte* to, uint64_t bytes,
@@ -239,7 +243,7 @@ Status Pump::receive_slices(const Shared& o, size_t index, int node, std::byte* 
       return wire.receive(rank, tag, to + s.first, s.bytes, o->name.c_str(), o->plan->by_rows(),
                           notice);
     };
-    PACELINE_RETURN_IF_ERROR(track(sides_[static_cast<size_t>(s.wire)], o, index, kind, receive));
+    PACELINE_RETURN_IF_ERROR(track(wires_[static_cast<size_t>(s.wire)], o, index, kind, receive));
   }
   return Status::ok();
 }
@@ -255,7 +259,7 @@ Status Pump::send_slices(const Shared& o, size_t index, int node, const std::byt
                        notice);
     };
     PACELINE_RETURN_IF_ERROR(
-        track(sides_[static_cast<size_t>(s.wire)], o, index, Kind::kSend, send));
+        track(wires_[static_cast<size_t>(s.wire)], o, index, Kind::kSend, send));
   }
   return Status::ok();
 }
@@ -347,7 +351,7 @@ Status Pump::send_report(const Shared& o) {
   o->report = static_cast<int32_t>(std::min<uint64_t>(o->rows, Operation::kNonFinite - 1));
   if ((bits & device::cuda::kReportNonFinite) != 0) o->report |= Operation::kNonFinite;
   const auto shape = o->plan->describe_data();
-  return track(sides_.front(), o, 0, Kind::kReport, [&](const Wire& wire, Notice notice) {
+  return track(wires_.front(), o, 0, Kind::kReport, [&](const Wire& wire, Notice notice) {
     return wire.largest(&o->report, o->name.c_str(), shape.c_str(), notice);
   });
 }
@@ -439,8 +443,8 @@ bool Pump::retire() {
 
 void Pump::watch_over() {
   Status status;
-  for (const auto& side : sides_) {
-    if (status) status = side.wire.health();
+  for (const auto& wire : wires_) {
+    if (status) status = wire.health();
   }
   if (status) status = options_.check();
   if (!status) fail(status);
@@ -464,18 +468,17 @@ void Pump::idle(bool moved) {
     last_moved_ = now();
     return;
   }
-  if (t - last_moved_ < kSpin) {
+  const Time nap = nap_after(t - last_moved_, kNap, kLongerNap);
+  if (nap == 0)
     pause_cpu();
-    return;
-  }
-  const timespec nap{0, t - last_moved_ < kLongAfter ? kShortNap : kLongNap};
-  nanosleep(&nap, nullptr);
+  else
+    take_nap(nap);
 }
 
 // --- What has ended, on the wires' threads -----------------------------------------------------------------------
 
 void Pump::ended(const Ticket& ticket, paceline_op op, paceline_code code) {
-  if (auto status = ticket.side->wire.ended(op, code); !status)
+  if (auto status = ticket.wire->ended(op, code); !status)
     fail_soon(std::move(status));
   else
     finish(ticket);
@@ -491,6 +494,7 @@ void Pump::fail_soon(Status why) {
   to_fail_with_ = std::move(why);
   must_fail_.store(true, std::memory_order_release);
   submitted_turn_.notify_all();
+  none_under_way_.notify_all();  // for stop(), where the pump's thread has ended
 }
 
 void Pump::fail_now() {
@@ -542,7 +546,7 @@ bool Pump::meet_next() {
   const auto meet = [&](const Wire& wire, Notice notice) {
     return wire.meet(options_.node_group, o->name.c_str(), notice);
   };
-  if (auto status = track(sides_.front(), o, 0, Kind::kMeeting, meet); !status) {
+  if (auto status = track(wires_.front(), o, 0, Kind::kMeeting, meet); !status) {
     fail_soon(status);
     return false;
   }

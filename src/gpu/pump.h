@@ -125,11 +125,10 @@ class Pump {
  private:
   using Shared = std::shared_ptr<Operation>;
   enum class Kind : uint8_t { kSend, kIn, kBack, kReport, kMeeting };
-  struct Side;
   /// What is under way on a wire.
   struct Ticket {
     Pump* pump = nullptr;
-    const Side* side = nullptr;
+    const Wire* wire = nullptr;
     Shared operation;
     size_t piece = 0;
     Kind kind = Kind::kSend;
@@ -140,10 +139,6 @@ class Pump {
     std::deque<std::pair<Shared, size_t>> sums;  ///< pieces in order whose sum is not sent (pump's)
     uint32_t sums_seen = 0;                      ///< pump's
     uint32_t in_flag = 0, back_flag = 0;
-  };
-
-  struct Side {
-    Wire wire;
   };
 
   void pump();
@@ -169,7 +164,7 @@ class Pump {
                      int hop);
   [[nodiscard]] Deal deal(const Operation& o, size_t index, int node, uint64_t bytes) const;
   template <class Submit>
-  Status track(const Side& side, const Shared& o, size_t piece, Kind kind, Submit submit);
+  Status track(const Wire& wire, const Shared& o, size_t piece, Kind kind, Submit submit);
   void ended(const Ticket& ticket, paceline_op op, paceline_code code);
   void finish(const Ticket& ticket);
   void advance(Lane& lane);
@@ -179,7 +174,7 @@ class Pump {
   Status wait_until(const std::function<bool()>& there, double timeout_s, bool& finite);
 
   Options options_;
-  std::vector<Side> sides_;  ///< [wires]
+  std::vector<Wire> wires_;
 
   mutable std::mutex mutex_;
   std::condition_variable submitted_turn_;        ///< for the pump
