@@ -1,20 +1,17 @@
 #include "gpu/launcher.h"
 
-#include <time.h>
-
 #include <chrono>
 
 #include "base/clock.h"
 #include "base/scheduling.h"
 #include "gpu/flags.h"
+#include "gpu/rest.h"
 
 namespace paceline::gpu {
 namespace {
 
-constexpr Time kSpin = 30 * kMicrosecond;
-constexpr Time kLongAfter = 2 * kMillisecond;
-constexpr long kShortNapNs = 10'000;
-constexpr long kLongNapNs = 30'000;
+constexpr Time kNap = 10 * kMicrosecond;
+constexpr Time kLongerNap = 30 * kMicrosecond;
 
 }  // namespace
 
@@ -82,19 +79,14 @@ Result<bool> Launcher::wait_for(const uint32_t* flag, uint32_t value) {
     }
     PACELINE_ASSIGN(const bool ran, run_ready());
     if (ran) continue;
-    const Time waited = now() - since;
-    if (waited < kSpin) continue;
-    const timespec nap{0, waited < kLongAfter ? kShortNapNs : kLongNapNs};
-    nanosleep(&nap, nullptr);
+    if (const Time nap = nap_after(now() - since, kNap, kLongerNap); nap > 0) take_nap(nap);
   }
   return true;
 }
 
 void Launcher::wait_until(const uint32_t* flag, uint32_t value) const {
-  while (!reached(Flags::load(flag), value) && !halted_.load(std::memory_order_acquire)) {
-    const timespec nap{0, kLongNapNs};
-    nanosleep(&nap, nullptr);
-  }
+  while (!reached(Flags::load(flag), value) && !halted_.load(std::memory_order_acquire))
+    take_nap(kLongerNap);
 }
 
 void Launcher::catch_up(uint64_t sequence) {

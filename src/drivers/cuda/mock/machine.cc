@@ -106,6 +106,7 @@ CudaResult Machine::State::enter(const char* function, ContextTag* device) {
     std::lock_guard lock(mutex);
     const int ordinal = device == nullptr ? -1 : device->ordinal;
     ++calls[{function, ordinal}];
+    ++calls_by_thread[{std::this_thread::get_id(), function}];
     for (auto& f : faults) {
       if (f.countdown > 0 && f.function == function && (f.device < 0 || f.device == ordinal) &&
           --f.countdown == 0)
@@ -177,6 +178,12 @@ uint64_t Machine::calls(const std::string& function, int device) const {
     if (key.first == function && (device < 0 || key.second == device)) sum += n;
   }
   return sum;
+}
+
+uint64_t Machine::calls_of_this_thread(const std::string& function) const {
+  std::lock_guard lock(state_->mutex);
+  const auto found = state_->calls_by_thread.find({std::this_thread::get_id(), function});
+  return found == state_->calls_by_thread.end() ? 0 : found->second;
 }
 
 std::vector<std::string> Machine::called() const {

@@ -78,6 +78,7 @@ class Machine {
   /// From now on every call on the device gives `error`, and its streams stand still.
   void lose(int device, CudaResult error);
   [[nodiscard]] uint64_t calls(const std::string& function, int device = -1) const;
+  [[nodiscard]] uint64_t calls_of_this_thread(const std::string& function) const;
   /// The names of all functions that have been called.
   [[nodiscard]] std::vector<std::string> called() const;
 

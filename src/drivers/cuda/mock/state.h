@@ -94,6 +94,7 @@ struct Machine::State {
   std::vector<std::unique_ptr<ModuleTag>> modules;
   std::vector<Fault> faults;
   std::map<std::pair<std::string, int>, uint64_t> calls;
+  std::map<std::pair<std::thread::id, std::string>, uint64_t> calls_by_thread;
 
   /// Counts the call; the error that was asked for.
   CudaResult enter(const char* function, ContextTag* device);
