@@ -162,7 +162,8 @@ constexpr SettingRow kRows[] = {
     {"piece_bytes", kInteger, "524288", "4096..1073741824",
      "The largest message; bigger buffers are cut and pipelined."},
     {"fusion_threshold", kInteger, "4194304", "0..",
-     "Largest bucket of fused gradients in bytes, where the script chooses none; 0: no fusion.",
+     "Largest bucket of fused gradients in bytes, where the script chooses none; 0: no fusion. "
+     "While it is unset top-k takes 33554432 for models on the CPU.",
      kFusionThreshold},
     {"fusion_buckets", kText, "auto", "",
      "Bucket size = all gradients / this (1–128), where the script chooses none; 0: no fusion.",

@@ -87,6 +87,19 @@ def four_mebibytes_where_the_script_gives_none():
 
 
 @check
+def thirty_two_for_top_k():
+    with setting("PACELINE_CODEC", "topk"):
+        sizes = buckets(DistributedDataParallel(Chain(layers=40)))
+        assert sorted(sizes) == [8 * LAYER, 32 * LAYER], sizes
+        with threshold(4 * MIB):
+            assert_about(buckets(DistributedDataParallel(Chain())), 4 * MIB)
+    with setting("TIACC_TRAINING_FUSION_THRESHOLD", 6 * MIB), setting("PACELINE_CODEC", "topk"):
+        assert_about(buckets(DistributedDataParallel(Chain())), 6 * MIB)
+    with setting("PACELINE_CODEC", "fp16"):
+        assert_about(buckets(DistributedDataParallel(Chain())), 4 * MIB)
+
+
+@check
 def the_scripts_size_by_keyword():
     assert_about(buckets(DistributedDataParallel(Chain(), bucket_cap_mb=2)), 2 * MIB)
     assert len(buckets(DistributedDataParallel(module=Chain(), bucket_cap_mb=25))) <= 2

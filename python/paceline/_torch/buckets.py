@@ -22,6 +22,9 @@ _LEAST, _MOST = 4 * MIB, 64 * MIB
 #: after the others, and nothing else should wait for it. The first ones grow to theirs in the same way, from the least
 #: size on: the link has something to carry early.
 _LAST, _STEP = MIB // 8, 4
+#: A bucket of a CPU model under top-k. What it leaves on the wire is little, there is nothing to hide; what the codec
+#: takes it takes from the cores that train, and each bucket more interrupts them more often.
+_SPARSE = 32 * MIB
 
 
 def fusion_threshold():
@@ -47,9 +50,11 @@ def chosen_size(total):
 
 
 def for_cpu(module):
-    """The same for a model on the CPU; its gradients leave in buckets of PACELINE_FUSION_THRESHOLD's default."""
+    """Bytes of a bucket of a model on the CPU: the user's, else PACELINE_FUSION_THRESHOLD's default, more for top-k."""
     chosen = chosen_size(sum(ready_order(module)))
-    return fusion_threshold() if chosen is None else chosen
+    if chosen is not None:
+        return chosen
+    return _SPARSE if core.setting("codec", _state.face) == "topk" else fusion_threshold()
 
 
 def for_cuda(arguments):
