@@ -90,7 +90,8 @@ def four_mebibytes_where_the_script_gives_none():
 def thirty_two_for_top_k():
     with setting("PACELINE_CODEC", "topk"):
         sizes = buckets(DistributedDataParallel(Chain(layers=40)))
-        assert sorted(sizes) == [8 * LAYER, 32 * LAYER], sizes
+        assert_about(sizes, 32 * MIB)
+        assert len(sizes) in (2, 3), sizes
         with threshold(4 * MIB):
             assert_about(buckets(DistributedDataParallel(Chain())), 4 * MIB)
     with setting("TIACC_TRAINING_FUSION_THRESHOLD", 6 * MIB), setting("PACELINE_CODEC", "topk"):
