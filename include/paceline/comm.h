@@ -235,6 +235,14 @@ PACELINE_API paceline_code paceline_residual_write(paceline_comm* comm, uint64_t
  * alone sum up. NULL: paceline_error(comm). */
 PACELINE_API void* paceline_alloc(paceline_comm* comm, size_t bytes);
 PACELINE_API void paceline_free(paceline_comm* comm, void* memory);
+/* The same for memory that the caller has: its whole pages are exchanged for shared ones, with what they hold, at the
+ * addresses they have. `data`: private, writable memory (malloc's, say), which nobody touches during the call, and which must
+ * not be given back before paceline_unshare() of the same address or paceline_comm_destroy(), which make its pages private
+ * again. No operation on it may be under way then. A process that this one forks sees what is written to it later.
+ * PACELINE_INVALID_ARGUMENT: no whole page, shared already, not shared; PACELINE_RESOURCE_EXHAUSTED: no shared memory, the
+ * memory stays as it is. Without other ranks on the node both do nothing. */
+PACELINE_API paceline_code paceline_share(paceline_comm* comm, void* data, size_t bytes);
+PACELINE_API paceline_code paceline_unshare(paceline_comm* comm, void* data);
 
 /* What scripts for torch's launcher expect (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT), from whatever launcher there is: one NAME=VALUE a line, ended by a zero; empty where they are set

@@ -169,6 +169,8 @@ _PROTOTYPES = {
     "paceline_residual_write": (_CODE, [_COMM, c_uint64, POINTER(c_float), c_uint64]),
     "paceline_alloc": (c_void_p, [_COMM, c_size_t]),
     "paceline_free": (None, [_COMM, c_void_p]),
+    "paceline_share": (_CODE, [_COMM, c_void_p, c_size_t]),
+    "paceline_unshare": (_CODE, [_COMM, c_void_p]),
     "paceline_settings_json": (c_size_t, [c_char_p, c_char_p, c_size_t]),
     "paceline_settings_check": (_CODE, [c_char_p, c_char_p, c_size_t]),
     "paceline_setting": (c_size_t, [c_char_p, c_char_p, c_char_p, c_size_t]),

@@ -243,6 +243,18 @@ class Communicator:
 
     # --- life -----------------------------------------------------------------------------------------------------
 
+    def share(self, pointer, size):
+        """Memory that the node's other ranks reach in place from now on: see paceline_share() in comm.h.
+
+        Raises ResourceExhaustedError where there is no shared memory.
+        """
+        self._check(self._library.paceline_share(self._open_handle(), pointer, size))
+
+    def unshare(self, pointer):
+        """Undoes share(); nothing to do where the communicator is closed, or another process's."""
+        if not self._closing and self._handle is not None and self._pid == os.getpid():
+            self._check(self._library.paceline_unshare(self._handle, pointer))
+
     @property
     def closed(self):
         return self._handle is None

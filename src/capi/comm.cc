@@ -201,4 +201,14 @@ void* paceline_alloc(paceline_comm* comm, size_t bytes) {
 void paceline_free(paceline_comm* comm, void* memory) {
   if (memory != nullptr && usable(comm)) free_shared_memory(*comm, memory);
 }
+
+paceline_code paceline_share(paceline_comm* comm, void* data, size_t bytes) {
+  if (auto status = usable(comm); !status) return report(status);
+  return report(share_memory(*comm, data, bytes));
+}
+
+paceline_code paceline_unshare(paceline_comm* comm, void* data) {
+  if (auto status = usable(comm); !status) return report(status);
+  return report(unshare_memory(*comm, data));
+}
 }

@@ -84,6 +84,8 @@ void share_link(paceline_comm& primary);
 /// Memory that the node's other ranks can read in place; plain memory where that is not to be had.
 void* allocate_shared_memory(paceline_comm& comm, size_t bytes);
 void free_shared_memory(paceline_comm& comm, void* memory);
+Status share_memory(paceline_comm& comm, void* data, size_t bytes);
+Status unshare_memory(paceline_comm& comm, void* data);
 
 /// Copies text out, always ended by a zero where there is room; returns its full length.
 size_t copy_text(const std::string& text, char* to, size_t capacity);

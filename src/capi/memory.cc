@@ -1,4 +1,4 @@
-// Memory of paceline_alloc: where the node's other ranks can read it in place, if the job has shared memory.
+// Memory of paceline_alloc and paceline_share: where the node's other ranks can read it in place, if the job has shared memory.
 #include <algorithm>
 #include <cstdlib>
 
@@ -21,6 +21,17 @@ void free_shared_memory(paceline_comm& comm, void* memory) {
   } else {
     std::free(memory);
   }
+}
+
+Status share_memory(paceline_comm& comm, void* data, size_t bytes) {
+  if (data == nullptr) return {Code::kInvalidArgument, "share: the memory is null"};
+  if (comm.job == nullptr || comm.job->allocator == nullptr) return Status::ok();
+  return comm.job->allocator->share(data, bytes);
+}
+
+Status unshare_memory(paceline_comm& comm, void* data) {
+  if (comm.job == nullptr || comm.job->allocator == nullptr) return Status::ok();
+  return comm.job->allocator->unshare(data);
 }
 
 }  // namespace paceline::capi

@@ -1,6 +1,9 @@
-// Buffers of paceline_alloc: ranks of a node read and write them in place, and nobody can tell by the results.
+// Buffers of paceline_alloc and paceline_share: ranks of a node read and write them in place, and nobody can tell by the results.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -76,6 +79,38 @@ bool is_right(const Case& c, const std::vector<std::byte>& out, int size, unsign
   return true;
 }
 
+/// A buffer of one kind or another.
+class Place {
+ public:
+  enum Kind : unsigned { kPrivate, kAllocated, kExchanged };
+  Place(paceline_comm* comm, Kind kind, const std::vector<std::byte>& values)
+      : comm_(comm), kind_(kind), own_(values) {
+    data_ = own_.data();
+    if (kind == kAllocated) data_ = static_cast<std::byte*>(paceline_alloc(comm, values.size()));
+    if (data_ != nullptr && !values.empty()) std::memcpy(data_, values.data(), values.size());
+    if (kind != kExchanged) return;
+    shared_ = paceline_share(comm, data_, own_.size()) == PACELINE_OK;
+    if (!shared_ && own_.size() < 8192) kind_ = kPrivate;  // it may hold no whole page
+  }
+  ~Place() {
+    if (kind_ == kAllocated) paceline_free(comm_, data_);
+    if (kind_ == kExchanged && shared_) paceline_unshare(comm_, data_);
+  }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+  [[nodiscard]] bool is_right() const {
+    return data_ != nullptr && (kind_ != kExchanged || shared_);
+  }
+  [[nodiscard]] std::byte* data() const { return data_; }
+
+ private:
+  paceline_comm* comm_;
+  Kind kind_;
+  bool shared_ = false;
+  std::vector<std::byte> own_;
+  std::byte* data_ = nullptr;
+};
+
 int compare(int rank, int size, FileStore& store) {
   auto* comm = create(rank, size, store);
   MUST(comm != nullptr);
@@ -92,28 +127,52 @@ int compare(int rank, int size, FileStore& store) {
       MUST(is_right(c, expected, size, round));
 
       const bool in_place = random() % 2 == 0;
-      const bool shared_input = mixture == 0 || random() % 2 == 0;
-      const bool shared_output = in_place ? shared_input : mixture == 0 || random() % 2 == 0;
-      std::vector<std::byte> own_input = input, own_output(input.size());
-      auto* in = shared_input ? static_cast<std::byte*>(paceline_alloc(comm, input.size()))
-                              : own_input.data();
-      MUST(in != nullptr);
-      std::memcpy(in, input.data(), input.size());
-      auto* out = in_place        ? in
-                  : shared_output ? static_cast<std::byte*>(paceline_alloc(comm, input.size()))
-                                  : own_output.data();
-      MUST(out != nullptr);
-      a.input = in;
-      a.output = out;
+      const auto kind = [&] {
+        return static_cast<Place::Kind>(mixture < 2 ? mixture + 1 : random() % 3);
+      };
+      const Place in(comm, kind(), input);
+      const Place out(comm, in_place ? Place::kPrivate : kind(),
+                      std::vector<std::byte>(input.size()));
+      MUST(in.is_right() && out.is_right());
+      a.input = in.data();
+      a.output = in_place ? in.data() : out.data();
       MUST(paceline_run(comm, &a, nullptr) == PACELINE_OK);
-      MUST(std::memcmp(out, expected.data(), expected.size()) == 0);
-      if (!in_place) MUST(std::memcmp(in, input.data(), input.size()) == 0);
-      if (shared_input) paceline_free(comm, in);
-      if (shared_output && !in_place) paceline_free(comm, out);
+      MUST(std::memcmp(a.output, expected.data(), expected.size()) == 0);
+      if (!in_place) MUST(std::memcmp(in.data(), input.data(), input.size()) == 0);
     }
   }
   MUST(paceline_comm_destroy(comm) == PACELINE_OK);
   return 0;
+}
+
+// Who ends a communicator has private memory again.
+TEST(SharedBuffers, EndWithTheCommunicator) {
+  Processes ranks(2, [](int rank, FileStore& store) {
+    auto* comm = create(rank, 2, store);
+    MUST(comm != nullptr);
+    std::vector<float> data(500'000, static_cast<float>(rank + 1));
+    MUST(paceline_share(comm, nullptr, 4096) == PACELINE_INVALID_ARGUMENT);
+    MUST(paceline_unshare(comm, data.data()) == PACELINE_INVALID_ARGUMENT);
+    MUST(paceline_share(comm, data.data(), 100) == PACELINE_INVALID_ARGUMENT);
+    MUST(paceline_share(comm, data.data(), data.size() * 4) == PACELINE_OK);
+    MUST(paceline_share(comm, data.data(), data.size() * 4) == PACELINE_INVALID_ARGUMENT);
+    MUST(std::string(paceline_error(comm)).find("shared already") != std::string::npos);
+    auto a = op_args(0, 0, data.data(), data.data(), data.size());
+    MUST(paceline_run(comm, &a, nullptr) == PACELINE_OK);
+    MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+    MUST(paceline_share(comm, data.data(), data.size() * 4) != PACELINE_OK);
+    for (const float f : data) MUST(f == 3);
+    const pid_t child = fork();
+    if (child == 0) {
+      std::fill(data.begin(), data.end(), 0.0F);
+      _exit(0);
+    }
+    int how = 0;
+    MUST(waitpid(child, &how, 0) == child);
+    for (const float f : data) MUST(f == 3);
+    return 0;
+  });
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r), 0) << "rank " << r;
 }
 
 TEST(SharedBuffers, GiveTheSameBitsAsPrivateOnesInEveryMixture) {

@@ -13,16 +13,18 @@ _models = 0
 class KnownBucket:
     """What is kept of a bucket from pass to pass.
 
-    calls: what the attachment submits for it. future: complete, with the buffer, or None.
+    calls: what the attachment submits for it. future: complete, with the buffer, or None. pages: a model's on the CPU,
+    where they are shared with the node's other ranks, False where they are not, None before that was tried.
     """
 
-    __slots__ = ("calls", "elements", "future", "pointer")
+    __slots__ = ("calls", "elements", "future", "pages", "pointer")
 
     def __init__(self, buffer, calls):
         self.pointer = buffer.data_ptr()
         self.elements = buffer.numel()
         self.calls = calls
         self.future = None
+        self.pages = None
 
 
 class Attachment:

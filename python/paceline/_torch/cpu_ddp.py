@@ -9,6 +9,7 @@ import torch
 from torch.futures import Future
 
 from paceline import communicator as core
+from paceline._torch import shared_pages
 from paceline._torch.attachment import Attachment, average_by_process_group, first_tensor
 from paceline._torch.dtypes import flat_view
 
@@ -37,6 +38,8 @@ class CpuAttachment(Attachment):
             if buffer.layout != torch.strided:
                 return average_by_process_group(self.process_group(), buffer, self.endpoint.size)
             known = self.keep(index, buffer, self.prepare(buffer, *self.layout(bucket)))
+        elif known.pages is None:  # in its second pass: in the first ones DDP may cut its buckets anew
+            known.pages = shared_pages.of_bucket(self.endpoint.communicator, buffer)
         steps = self.endpoint.steps
         steps.submitted(index == 0)
         try:

@@ -26,7 +26,7 @@ struct Options {
   std::string codec = "none";  ///< none, fp16, bf16, topk, settings
   std::string algorithm = "auto";
   double ratio = 0;                 ///< top-k; 0: the settings'
-  std::string buffers = "private";  ///< or shared: paceline_alloc
+  std::string buffers = "private";  ///< or shared: paceline_alloc; exchanged: paceline_share
   bool out_of_place = false;
   int iterations = 0;  ///< per row and side; 0: as many as fit into `seconds`
   double seconds = 2;  ///< per row and side

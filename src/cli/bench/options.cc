@@ -45,8 +45,11 @@ void declare(CLI::App& command, Options& o) {
   command.add_option("--algorithm", o.algorithm, "The plan's algorithm")
       ->check(CLI::IsMember({"auto", "ring", "doubling", "tree", "direct", "two_level", "sparse"}))
       ->capture_default_str();
-  command.add_option("--buffers", o.buffers, "private memory, or shared: from paceline_alloc")
-      ->check(CLI::IsMember({"private", "shared"}))
+  command
+      .add_option("--buffers", o.buffers,
+                  "private memory, shared: from paceline_alloc, or exchanged: private memory after "
+                  "paceline_share")
+      ->check(CLI::IsMember({"private", "shared", "exchanged"}))
       ->capture_default_str();
   command.add_flag("--out-of-place", o.out_of_place,
                    "All-reduce and broadcast into a buffer of its own");

@@ -33,20 +33,26 @@ T load(const std::byte* from, uint64_t index) {
 
 }  // namespace
 
-Result<Memory> Memory::make(paceline_comm* comm, std::size_t bytes, bool shared) {
+Result<Memory> Memory::make(paceline_comm* comm, std::size_t bytes, Kind kind) {
   Memory m;
   m.comm_ = comm;
   m.bytes_ = bytes;
-  m.shared_ = shared;
+  m.kind_ = kind;
+  const bool shared = kind == Kind::kShared;
   std::size_t rounded = (std::max<std::size_t>(bytes, 1) + 4095) / 4096 * 4096;
   m.data_ = static_cast<std::byte*>(shared ? paceline_alloc(comm, rounded)
                                            : std::aligned_alloc(4096, rounded));
-  if (m.data_ == nullptr) {
+  const auto none = [&](const char* what, bool why) {
     return Status(Code::kResourceExhausted,
-                  fmt::format("no {} memory for {} bytes{}{}", shared ? "shared" : "private", bytes,
-                              shared ? ": " : "", shared ? paceline_error(comm) : ""));
-  }
+                  fmt::format("no {} memory for {} bytes{}{}", what, bytes, why ? ": " : "",
+                              why ? paceline_error(comm) : ""));
+  };
+  if (m.data_ == nullptr) return none(shared ? "shared" : "private", shared);
   std::memset(m.data_, 0, rounded);
+  if (kind == Kind::kExchanged && paceline_share(comm, m.data_, rounded) != PACELINE_OK) {
+    m.kind_ = Kind::kPrivate;
+    return none("shared", true);
+  }
   return m;
 }
 
@@ -55,16 +61,17 @@ Memory& Memory::operator=(Memory&& other) noexcept {
   std::swap(comm_, other.comm_);
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
-  std::swap(shared_, other.shared_);
+  std::swap(kind_, other.kind_);
   return *this;
 }
 Memory::~Memory() {
   if (data_ == nullptr) return;
-  if (shared_) {
+  if (kind_ == Kind::kShared) {
     paceline_free(comm_, data_);
-  } else {
-    std::free(data_);
+    return;
   }
+  // If they stay others' too, its pages are never to be used again.
+  if (kind_ != Kind::kExchanged || paceline_unshare(comm_, data_) == PACELINE_OK) std::free(data_);
 }
 
 Result<Workload> Workload::make(paceline_comm* comm, const paceline_identity& who,
@@ -87,12 +94,14 @@ Result<Workload> Workload::make(paceline_comm* comm, const paceline_identity& wh
   w.counts_.assign(ranks, w.block_);
   uint64_t in_bytes = (a.collective == kAllGather ? w.block_ : elements) * element;
   uint64_t out_bytes = (a.collective == kReduceScatter ? w.block_ : elements) * element;
-  bool shared = options.buffers == "shared";
-  PACELINE_ASSIGN(w.input_, Memory::make(comm, in_bytes, shared));
+  const auto kind = options.buffers == "shared"      ? Memory::Kind::kShared
+                    : options.buffers == "exchanged" ? Memory::Kind::kExchanged
+                                                     : Memory::Kind::kPrivate;
+  PACELINE_ASSIGN(w.input_, Memory::make(comm, in_bytes, kind));
   // In place where the peers' interfaces are, too.
   w.in_place_ = (a.collective == kAllReduce || a.collective == kBroadcast) && !options.out_of_place;
   if (!w.in_place_) {
-    PACELINE_ASSIGN(w.output_, Memory::make(comm, out_bytes, shared));
+    PACELINE_ASSIGN(w.output_, Memory::make(comm, out_bytes, kind));
   }
   a.input = w.input_.data();
   a.output = w.in_place_ ? w.input_.data() : w.output_.data();

@@ -2,18 +2,20 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "cli/bench/bench.h"
 
 namespace paceline::bench {
 
-/// Memory from paceline_alloc or from the C++ heap.
+/// Memory from paceline_alloc, or from the C++ heap: private, or with its pages exchanged by paceline_share.
 class Memory {
  public:
   Memory() = default;
+  enum class Kind : uint8_t { kPrivate, kShared, kExchanged };
   /// kResourceExhausted when there is none.
-  static Result<Memory> make(paceline_comm* comm, std::size_t bytes, bool shared);
+  static Result<Memory> make(paceline_comm* comm, std::size_t bytes, Kind kind);
   Memory(Memory&& other) noexcept;
   Memory& operator=(Memory&& other) noexcept;
   ~Memory();
@@ -24,7 +26,7 @@ class Memory {
   paceline_comm* comm_ = nullptr;
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
-  bool shared_ = false;
+  Kind kind_ = Kind::kPrivate;
 };
 
 class Workload {

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "base/log.h"
+#include "wire/shm/exchange.h"
 
 namespace paceline::wire::shm {
 namespace {
@@ -27,6 +28,9 @@ uint64_t alignment_for(uint64_t bytes) {
 }  // namespace
 
 ShmAllocator::~ShmAllocator() {
+  // Their owners give them back as they got them. (What can't be exchanged keeps the shared pages.)
+  for (auto& [begin, alias] : aliases_)
+    (void)exchange_for_private(reinterpret_cast<std::byte*>(begin), alias.bytes);
   for (auto& [memory, bytes] : private_) std::free(memory);
 }
 
@@ -119,16 +123,73 @@ bool ShmAllocator::free(void* memory) {
     std::free(memory);
     return true;
   }
-  auto offset = offset_of(memory, 1);
+  auto offset = own_offset_of(memory, 1);
   if (!offset) return false;
-  auto found = used_.find(*offset);
-  if (found == used_.end()) return false;
+  if (!used_.contains(*offset)) return false;
+  release(*offset);
+  return true;
+}
+
+void ShmAllocator::release(uint64_t offset) {
+  const auto found = used_.find(offset);
   const uint64_t bytes = found->second;
   used_.erase(found);
   in_use_ -= bytes;
-  if (kept_.contains(*offset)) return true;
-  give(*offset, bytes);
-  return true;
+  if (!kept_.contains(offset)) give(offset, bytes);
+}
+
+Status ShmAllocator::share(void* data, uint64_t bytes) {
+  const auto first = reinterpret_cast<uintptr_t>(data);
+  const auto begin = round_up(first, page_size());
+  const auto end = (first + bytes) / page_size() * page_size();
+  if (end <= begin)
+    return {Code::kInvalidArgument, fmt::format("share: {} bytes hold no whole page", bytes)};
+  const std::lock_guard lock(mutex_);
+  const auto after = aliases_.lower_bound(end);
+  const bool overlaps =
+      after != aliases_.begin() && std::prev(after)->first + std::prev(after)->second.bytes > begin;
+  if (overlaps || offset_of(data, 1))
+    return {Code::kInvalidArgument, "share: the memory, or some of it, is shared already"};
+  auto* shared = static_cast<std::byte*>(take(end - begin));
+  if (shared == nullptr) return {Code::kResourceExhausted, why_private_};
+  const auto offset = static_cast<uint64_t>(shared - memory_.data());
+  auto status =
+      exchange_for_shared(reinterpret_cast<std::byte*>(begin), end - begin, memory_.fd(), offset);
+  if (!status) {
+    release(offset);
+    return status;
+  }
+  const std::lock_guard aliases(alias_mutex_);
+  aliases_.emplace(begin, Alias{end - begin, offset});
+  has_aliases_.store(true, std::memory_order_release);
+  return Status::ok();
+}
+
+Status ShmAllocator::unshare(void* data) {
+  const std::lock_guard lock(mutex_);
+  const auto found = aliases_.find(round_up(reinterpret_cast<uintptr_t>(data), page_size()));
+  if (found == aliases_.end()) return {Code::kInvalidArgument, "unshare: the memory is not shared"};
+  PACELINE_RETURN_IF_ERROR(
+      exchange_for_private(reinterpret_cast<std::byte*>(found->first), found->second.bytes));
+  const uint64_t offset = found->second.offset;
+  {
+    const std::lock_guard aliases(alias_mutex_);
+    aliases_.erase(found);
+  }
+  release(offset);
+  return Status::ok();
+}
+
+std::optional<uint64_t> ShmAllocator::alias_of(uintptr_t at, uint64_t bytes) const {
+  if (!has_aliases_.load(std::memory_order_acquire)) return std::nullopt;
+  const std::shared_lock lock(alias_mutex_);
+  auto found = aliases_.upper_bound(at);
+  if (found == aliases_.begin()) return std::nullopt;
+  --found;
+  const uint64_t from = at - found->first;
+  const auto& alias = found->second;
+  if (from > alias.bytes || bytes > alias.bytes - from) return std::nullopt;
+  return alias.offset + from;
 }
 
 /// Joins the range with its free neighbours and returns the pages that hold nothing else any more.
@@ -168,6 +229,11 @@ void ShmAllocator::erase_free(uint64_t offset, uint64_t bytes) {
 }
 
 std::optional<uint64_t> ShmAllocator::offset_of(const void* data, uint64_t bytes) const {
+  if (auto offset = own_offset_of(data, bytes)) return offset;
+  return alias_of(reinterpret_cast<uintptr_t>(data), bytes);
+}
+
+std::optional<uint64_t> ShmAllocator::own_offset_of(const void* data, uint64_t bytes) const {
   const auto* base = base_.load(std::memory_order_acquire);
   if (base == nullptr) return std::nullopt;
   const auto begin = reinterpret_cast<uintptr_t>(base);

@@ -5,6 +5,8 @@
 // by the allocating thread, so they lie on its NUMA node) and go back to the system when it is
 // freed.
 //
+// Buffers that somebody else has allocated can take part too (share()): their pages are exchanged for pages of that piece.
+//
 // Thread-safe. Where no shared memory is to be had, allocations are private memory: slower, never
 // wrong; it is said once.
 #pragma once
@@ -16,6 +18,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <shared_mutex>
 #include <string>
 #include <utility>
 
@@ -49,6 +52,14 @@ class ShmAllocator {
   /// Only from shared memory, for the channel's own buffers; nullptr where there is none.
   [[nodiscard]] void* allocate_shared(uint64_t bytes);
 
+  /// Makes memory of the caller's such memory, where it is: its whole pages are exchanged for shared ones, with what they
+  /// hold (the rest of a page at either end stays private). Private, writable memory that nobody touches meanwhile, and that
+  /// stays mapped until unshare(). kInvalidArgument: no whole page, or shared already; kResourceExhausted: no shared memory.
+  [[nodiscard]] Status share(void* data, uint64_t bytes);
+  /// Gives share()'s memory private pages again, with what the shared ones hold. kInvalidArgument: it is not shared;
+  /// kResourceExhausted: it stays so.
+  [[nodiscard]] Status unshare(void* data);
+
   /// Where [data, data + bytes) lies in the shared memory; nullopt: outside.
   [[nodiscard]] std::optional<uint64_t> offset_of(const void* data, uint64_t bytes) const;
   /// What a peer needs to map it. -1, 0 before the first allocation.
@@ -60,8 +71,17 @@ class ShmAllocator {
   [[nodiscard]] std::string describe() const;
 
  private:
+  /// Pages of the caller's that are shared ones, by their first address.
+  struct Alias {
+    uint64_t bytes = 0;
+    uint64_t offset = 0;
+  };
+
   bool open();
   void* take(uint64_t bytes);
+  void release(uint64_t offset);
+  [[nodiscard]] std::optional<uint64_t> own_offset_of(const void* data, uint64_t bytes) const;
+  [[nodiscard]] std::optional<uint64_t> alias_of(uintptr_t at, uint64_t bytes) const;
   void give(uint64_t offset, uint64_t bytes);
   void insert_free(uint64_t offset, uint64_t bytes);
   void erase_free(uint64_t offset, uint64_t bytes);
@@ -79,6 +99,9 @@ class ShmAllocator {
   std::map<uint64_t, uint64_t> used_;                     ///< offset → bytes
   std::set<uint64_t> kept_;                               ///< offsets of used_
   std::map<void*, uint64_t> private_;
+  std::map<uintptr_t, Alias> aliases_;     ///< changed under both mutexes
+  mutable std::shared_mutex alias_mutex_;  ///< taken last
+  std::atomic<bool> has_aliases_{false};   ///< whether there ever was one
   uint64_t in_use_ = 0;
 };
 

@@ -1,7 +1,10 @@
 #include "wire/shm/allocator.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <map>
@@ -114,6 +117,121 @@ TEST(Allocator, OffsetsEndWithTheMemory) {
   EXPECT_FALSE(allocator.offset_of(p + 1, 64ULL << 20).has_value());
   EXPECT_FALSE(allocator.offset_of(p - 1, 1).has_value());
   EXPECT_TRUE(allocator.free(p));
+}
+
+// --- Memory of others, exchanged page by page --------------------------------------------------------------------
+
+/// What a peer sees that has mapped the shared memory.
+class Peer {
+ public:
+  explicit Peer(const ShmAllocator& allocator)
+      : bytes_(allocator.capacity()),
+        data_(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, allocator.fd(), 0)) {
+    EXPECT_NE(data_, MAP_FAILED);
+  }
+  ~Peer() { ::munmap(data_, bytes_); }
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+  unsigned char* at(uint64_t offset) { return static_cast<unsigned char*>(data_) + offset; }
+
+ private:
+  uint64_t bytes_;
+  void* data_;
+};
+
+std::vector<unsigned char> noise(std::size_t bytes, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<unsigned char> out(bytes);
+  for (auto& b : out) b = static_cast<unsigned char>(random());
+  return out;
+}
+
+TEST(Allocator, SharedPagesTakeThePlaceOfPrivateOnesWithWhatTheyHold) {
+  for (const std::size_t bytes : {3 * 4096 + 100, 100'000, 5'000'003}) {
+    ShmAllocator allocator(AllocatorOptions{64ULL << 20, false, {}});
+    auto memory = noise(bytes, 1);
+    const auto before = memory;
+    unsigned char* const data = memory.data();
+    EXPECT_FALSE(allocator.offset_of(data, bytes).has_value());
+    ASSERT_TRUE(allocator.share(data, bytes).is_ok());
+    EXPECT_EQ(memory, before);
+    // Its whole pages are shared now, the ends are not.
+    const auto first = reinterpret_cast<uintptr_t>(data);
+    const uint64_t head = round_up(first, page_size()) - first;
+    const uint64_t whole = (first + bytes) / page_size() * page_size() - (first + head);
+    const auto offset = allocator.offset_of(data + head, whole);
+    ASSERT_TRUE(offset.has_value());
+    EXPECT_EQ(allocator.offset_of(data + head + 777, 1000), *offset + 777);
+    EXPECT_FALSE(allocator.offset_of(data + head, whole + 1).has_value());
+    EXPECT_FALSE(allocator.offset_of(data + head - 1, 2).has_value());
+    EXPECT_EQ(allocator.bytes_in_use(), whole);
+    // Both ways.
+    {
+      Peer peer(allocator);
+      EXPECT_EQ(std::memcmp(peer.at(*offset), before.data() + head, whole), 0);
+      data[head + 5] ^= 0xFFU;
+      EXPECT_EQ(*peer.at(*offset + 5), data[head + 5]);
+      *peer.at(*offset + whole - 1) = 17;
+      EXPECT_EQ(data[head + whole - 1], 17);
+      EXPECT_EQ(allocator.share(data, bytes).code(), Code::kInvalidArgument);
+      EXPECT_EQ(allocator.share(data + head + page_size(), page_size()).code(),
+                Code::kInvalidArgument);
+      EXPECT_FALSE(allocator.free(data + head)) << "what share() takes, unshare() gives back";
+      // Private again: with the same content, and the peer's writes no longer show.
+      ASSERT_TRUE(allocator.unshare(data).is_ok());
+      EXPECT_EQ(data[head + whole - 1], 17);
+      data[head] = 1;
+      *peer.at(*offset) = 2;
+      EXPECT_EQ(data[head], 1);
+    }
+    EXPECT_FALSE(allocator.offset_of(data + head, 1).has_value());
+    EXPECT_EQ(allocator.unshare(data).code(), Code::kInvalidArgument);
+    EXPECT_EQ(allocator.bytes_in_use(), 0U);
+  }
+}
+
+TEST(Allocator, WhatCantBeSharedStaysAsItIs) {
+  ShmAllocator allocator(AllocatorOptions{1ULL << 20, false, {}});
+  auto memory = noise(4ULL << 20, 2);
+  const auto before = memory;
+  EXPECT_EQ(allocator.share(memory.data(), 100).code(), Code::kInvalidArgument);
+  const auto status = allocator.share(memory.data(), memory.size());
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_NE(status.message().find("bytes"), std::string::npos) << status.message();
+  EXPECT_EQ(memory, before);
+  auto* own = allocator.allocate(300'000);
+  EXPECT_EQ(allocator.share(own, 300'000).code(), Code::kInvalidArgument);
+  EXPECT_TRUE(allocator.free(own));
+}
+
+TEST(Allocator, ItsEndGivesMemoryPrivatePagesAgain) {
+  auto memory = noise(1 << 20, 3);
+  auto other = noise(1 << 20, 4);
+  const auto before = memory;
+  {
+    ShmAllocator allocator(AllocatorOptions{64ULL << 20, false, {}});
+    ASSERT_TRUE(allocator.share(memory.data(), memory.size()).is_ok());
+    ASSERT_TRUE(allocator.share(other.data(), other.size()).is_ok());
+    // What is kept goes private too, and its shared pages are not handed out again.
+    allocator.keep(other.data() + 8192);
+    const auto kept = allocator.offset_of(other.data() + 8192, 1);
+    ASSERT_TRUE(allocator.unshare(other.data()).is_ok());
+    for (int i = 0; i < 20; ++i) {
+      auto* p = allocator.allocate(1 << 20);
+      const auto at = allocator.offset_of(p, 1);
+      ASSERT_TRUE(at.has_value());
+      EXPECT_TRUE(*kept < *at || *kept >= *at + (1 << 20));
+    }
+  }
+  EXPECT_EQ(memory, before);
+  const pid_t child = fork();  // shared pages would show what it writes
+  if (child == 0) {
+    std::memset(memory.data(), 0, memory.size());
+    _exit(0);
+  }
+  int how = 0;
+  ASSERT_EQ(waitpid(child, &how, 0), child);
+  EXPECT_EQ(memory, before);
 }
 
 TEST(Allocator, ManyThreads) {
