@@ -20,7 +20,8 @@ class SharedPages:
         self._communicator, self._tensor, self._pointer = communicator, tensor, tensor.data_ptr()
 
     def __del__(self):
-        if hasattr(self, "_pointer"):
+        # Another pointer: somebody has given the storage other memory, and this is not ours any more.
+        if hasattr(self, "_pointer") and self._tensor.data_ptr() == self._pointer:
             try:
                 self._communicator.unshare(self._pointer)
             except PacelineError:
