@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/pause.h"
 #include "base/scheduling.h"
 
 namespace paceline::engine {
@@ -21,14 +22,6 @@ constexpr std::size_t kKeptFailures = 1024;
 // Once so much has gone through the network since the last sleep, the next comes at the network's pace: to look for
 // it without a pause costs a core and saves no time, and what has gathered meanwhile takes fewer calls.
 constexpr uint64_t kBulk = 64 * 1024;
-
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 std::chrono::nanoseconds span(Time t) { return std::chrono::nanoseconds(t); }
 

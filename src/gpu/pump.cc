@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "base/clock.h"
+#include "base/pause.h"
 #include "base/scheduling.h"
 #include "gpu/rest.h"
 
@@ -20,14 +21,6 @@ constexpr Time kWatchEvery = 200 * kMillisecond;
 constexpr int kPostsAtOnce = 1;
 
 Time now() { return SteadyClock().now(); }
-
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 uint32_t tag_of(int lane, int hop) { return static_cast<uint32_t>(lane * 2 + hop); }
 
