@@ -114,7 +114,7 @@ class Communicator:
         self._lock = threading.Lock()
         self._watched = {}
         self._watcher = None
-        self._closing = False
+        self._closing = self._ended = False
         self._before_close = []
         self._pid = os.getpid()
         bridge = _StoreBridge(store) if store is not None else None
@@ -251,9 +251,15 @@ class Communicator:
         self._check(self._library.paceline_share(self._open_handle(), pointer, size))
 
     def unshare(self, pointer):
-        """Undoes share(); nothing to do where the communicator is closed, or another process's."""
-        if not self._closing and self._handle is not None and self._pid == os.getpid():
-            self._check(self._library.paceline_unshare(self._handle, pointer))
+        """Undoes share(); nothing to do where the communicator is closed, or another process's.
+
+        Raises UnsupportedError while it is being closed: its end undoes it, the memory must last until then.
+        """
+        if self._ended or self._pid != os.getpid():
+            return
+        if self._closing:
+            raise UnsupportedError("this communicator is being closed; its end makes the memory private again")
+        self._check(self._library.paceline_unshare(self._handle, pointer))
 
     @property
     def closed(self):
@@ -296,6 +302,7 @@ class Communicator:
         self._stop_watcher()
         handle, self._handle = self._handle, None
         self._library.paceline_comm_destroy(handle)
+        self._ended = True
         with self._lock:
             left, self._watched = list(self._watched.values()), {}
         for callback, _ in left:

@@ -25,7 +25,7 @@ class SharedPages:
             try:
                 self._communicator.unshare(self._pointer)
             except PacelineError:
-                _kept.append(self._tensor)  # others may write to it still
+                _kept.append(self._tensor)  # its pages are shared still
 
 
 _kept = []
@@ -34,8 +34,6 @@ _kept = []
 def of_bucket(communicator, buffer):
     """SharedPages of a bucket's buffer, which nobody touches now; False where it stays as it is."""
     if communicator.identity.local_size < 2 or buffer.numel() * buffer.element_size() < _LEAST:
-        return False
-    if not buffer.is_contiguous():
         return False
     try:
         return SharedPages(communicator, buffer)
