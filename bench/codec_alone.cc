@@ -1,11 +1,12 @@
 // The codec's share of a step, alone: what one rank encodes and decodes when `elements` gradients
-// are reduced among `nodes`, without any transfer. Start one process per rank at the same time
-// (`paceline lab --loopback`), so that they share the machine as they do in training.
+// are reduced among NODES nodes of SLOTS ranks, without any transfer. Start one process per rank at
+// the same time (`paceline lab --loopback`), so that they share the machine as they do in training.
 //
-//   paceline-codec-alone fp16|topk ELEMENTS NODES
+//   paceline-codec-alone fp16|topk ELEMENTS NODES SLOTS
 //
-// Prints "median seconds S". fp16 as a ring takes it: N-1 chunks encoded and N-1 added on the way
-// round, one encoded and N-1 decoded on the way back. top-k: one encoding of everything, N added.
+// Prints "median seconds S". A rank encodes its share of the node's sum, ELEMENTS / SLOTS. fp16 as a
+// ring takes it: N-1 chunks encoded and N-1 added on the way round, one encoded and N-1 decoded on
+// the way back. top-k: one encoding of the share, and the sum of N encodings for every rank's share.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <cstdlib>
 #include <exception>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,17 +25,24 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 namespace codec = paceline::codec;
-constexpr uint64_t kBucket = uint64_t{1} << 20;  // 4 MiB of float32, as under DDP
+// Elements of a DDP bucket: 4 MiB of float32, top-k 32.
+constexpr uint64_t kBucket = uint64_t{1} << 20;
+constexpr uint64_t kSparseBucket = uint64_t{8} << 20;
 
+/// A bucket as one rank sees it.
 struct Work {
   paceline::plan::CodecSpec spec;
   uint64_t nodes;
-  std::vector<float> fresh, gradient, residual, residual_after, sum;
+  std::vector<float> fresh, gradient;                ///< of the whole bucket
+  std::vector<float> residual, residual_after, sum;  ///< of this rank's share
   std::vector<std::byte> encoded;
+  std::vector<std::vector<std::byte>> others;  ///< top-k: slots × nodes, the own one is not used
+
+  [[nodiscard]] uint64_t share() const { return residual.size(); }
 };
 
 void step_dense(Work& w) {
-  auto chunk = w.gradient.size() / w.nodes;
+  auto chunk = w.share() / w.nodes;
   for (uint64_t i = 0; i < w.nodes; ++i) {
     std::span<float> piece(w.gradient.data() + i * chunk, chunk);
     codec::encode_dense(w.spec, piece, w.encoded.data());
@@ -45,33 +54,54 @@ void step_dense(Work& w) {
 }
 
 bool step_topk(Work& w) {
-  codec::ResidualRun run{w.residual.data(), w.residual_after.data(), w.gradient.size()};
-  auto sent = codec::encode_topk_clearing(w.spec, w.gradient, std::span(&run, 1), w.encoded.data());
-  for (uint64_t i = 0; i < w.nodes; ++i) {
-    auto added = codec::decode_add_topk(std::span(w.encoded.data(), sent.bytes), w.gradient);
-    if (!added.is_ok()) return false;
-  }
+  const uint64_t share = w.share();
+  codec::ResidualRun run{w.residual.data(), w.residual_after.data(), share};
+  auto sent =
+      codec::encode_topk(w.spec, {w.gradient.data(), share}, std::span(&run, 1), w.encoded.data());
   std::swap(w.residual, w.residual_after);
+  std::vector<std::span<const std::byte>> encodings(w.nodes);
+  for (uint64_t slot = 0; (slot + 1) * share <= w.gradient.size(); ++slot) {
+    for (uint64_t i = 0; i < w.nodes; ++i) encodings[i] = w.others[slot * w.nodes + i];
+    if (slot == 0) encodings[0] = {w.encoded.data(), sent.bytes};
+    std::span<float> sum(w.gradient.data() + slot * share, share);
+    if (!codec::decode_sum_topk(encodings, sum, static_cast<double>(w.nodes)).is_ok()) return false;
+  }
   return true;
 }
 
+/// What other ranks have sent: other entries than this rank's.
+std::vector<std::vector<std::byte>> encodings_of_others(const Work& w, uint64_t count,
+                                                        std::mt19937_64& random) {
+  std::vector<float> gradient(w.share()), zeros(w.share()), rest(w.share());
+  std::normal_distribution<float> normal(0, 1e-3F);
+  codec::ResidualRun run{zeros.data(), rest.data(), w.share()};
+  std::vector<std::vector<std::byte>> out(count);
+  for (auto& bytes : out) {
+    for (auto& v : gradient) v = normal(random);
+    bytes.resize(codec::encoded_bytes(w.spec, paceline::DType::kFloat32, w.share()));
+    bytes.resize(codec::encode_topk(w.spec, gradient, std::span(&run, 1), bytes.data()).bytes);
+  }
+  return out;
+}
+
 std::vector<Work> make_buckets(const paceline::plan::CodecSpec& spec, uint64_t elements,
-                               uint64_t nodes) {
+                               uint64_t nodes, uint64_t slots) {
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal(0, 1e-3F);
   std::vector<Work> buckets;
-  for (uint64_t at = 0; at < elements; at += kBucket) {
-    auto n = std::min(kBucket, elements - at);
-    Work w{spec,
-           nodes,
-           std::vector<float>(n),
-           std::vector<float>(n),
-           std::vector<float>(n),
-           std::vector<float>(n),
-           std::vector<float>(n),
-           {}};
+  const bool sparse = spec.codec == paceline::plan::Codec::kTopK;
+  const uint64_t most = sparse ? kSparseBucket : kBucket;
+  for (uint64_t at = 0; at < elements; at += most) {
+    auto share = std::min(most, elements - at) / slots;
+    Work w{spec, nodes, {}, {}, {}, {}, {}, {}, {}};
+    w.fresh.resize(share * slots);
     for (auto& v : w.fresh) v = normal(random);
-    w.encoded.resize(codec::encoded_bytes(spec, paceline::DType::kFloat32, n));
+    w.gradient = w.fresh;
+    w.residual.resize(share);
+    w.residual_after.resize(share);
+    w.sum.resize(share);
+    w.encoded.resize(codec::encoded_bytes(spec, paceline::DType::kFloat32, share));
+    if (sparse) w.others = encodings_of_others(w, slots * nodes, random);
     buckets.push_back(std::move(w));
   }
   return buckets;
@@ -80,16 +110,16 @@ std::vector<Work> make_buckets(const paceline::plan::CodecSpec& spec, uint64_t e
 }  // namespace
 
 int main(int argc, char** argv) try {
-  std::string name = argc == 4 ? argv[1] : "";
-  auto elements = argc == 4 ? std::strtoull(argv[2], nullptr, 10) : 0;
-  auto nodes = argc == 4 ? std::strtoull(argv[3], nullptr, 10) : 0;
-  if ((name != "fp16" && name != "topk") || elements == 0 || nodes == 0) {
-    std::fputs("usage: paceline-codec-alone fp16|topk ELEMENTS NODES\n", stderr);
+  std::string name = argc == 5 ? argv[1] : "";
+  auto number = [&](int i) { return argc == 5 ? std::strtoull(argv[i], nullptr, 10) : 0; };
+  auto elements = number(2), nodes = number(3), slots = number(4);
+  if ((name != "fp16" && name != "topk") || elements == 0 || nodes == 0 || slots == 0) {
+    std::fputs("usage: paceline-codec-alone fp16|topk ELEMENTS NODES SLOTS\n", stderr);
     return 2;
   }
   paceline::plan::CodecSpec spec;
   spec.codec = name == "fp16" ? paceline::plan::Codec::kFp16 : paceline::plan::Codec::kTopK;
-  auto buckets = make_buckets(spec, elements, nodes);
+  auto buckets = make_buckets(spec, elements, nodes, slots);
   std::vector<double> times;
   auto until = Clock::now() + std::chrono::seconds(3);
   while (Clock::now() < until || times.size() < 5) {

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <vector>
 
 #include "base/bytes.h"
 #include "codec/codec.h"
@@ -12,6 +14,7 @@
 #include "codec/topk_format.h"
 #include "device/cpu/casts.h"
 #include "device/cpu/float_mode.h"
+#include "device/cpu/kernels.h"
 
 namespace paceline::codec {
 namespace {
@@ -74,7 +77,11 @@ Result<Encoding> parse(std::span<const std::byte> bytes, uint64_t elements) {
 /// The values, widened in groups that stay in the first cache.
 class ValueReader {
  public:
-  explicit ValueReader(const Encoding& e) : encoding_(e), scale_(std::ldexp(1.0f, e.exponent)) {}
+  explicit ValueReader(const Encoding& e)
+      : at_byte_(e.values.data()),
+        left_(e.entries),
+        scale_(std::ldexp(1.0f, e.exponent)),
+        fp16_(e.fp16()) {}
 
   /// The next values, at least one and at most `most`; the caller reads no more than `entries`. A value that isn't
   /// finite makes finite() false.
@@ -88,68 +95,119 @@ class ValueReader {
 
  private:
   void fill() {
-    const uint64_t left = encoding_.entries - read_;
-    filled_ = static_cast<std::size_t>(std::min<uint64_t>(left, kGroup));
+    filled_ = static_cast<std::size_t>(std::min<uint64_t>(left_, kGroup));
     at_ = 0;
-    if (encoding_.fp16())
-      cpu::widen(DType::kFloat16, group_, encoding_.values.data() + read_ * 2, scale_, filled_);
+    if (fp16_)
+      cpu::widen(DType::kFloat16, group_, at_byte_, scale_, filled_);
     else
-      std::memcpy(group_, encoding_.values.data() + read_ * 4, filled_ * sizeof(float));
+      std::memcpy(group_, at_byte_, filled_ * sizeof(float));
     uint32_t largest = 0;
     for (std::size_t i = 0; i < filled_; ++i)
       largest = std::max(largest, std::bit_cast<uint32_t>(group_[i]) & 0x7FFFFFFFU);
     if (largest >= 0x7F800000U) finite_ = false;
-    read_ += filled_;
+    left_ -= filled_;
+    at_byte_ += filled_ * (fp16_ ? 2 : 4);
   }
 
-  static constexpr std::size_t kGroup = 1024;
-  const Encoding& encoding_;
+  static constexpr std::size_t kGroup = 256;
+  const std::byte* at_byte_;
+  uint64_t left_;
   float scale_;
-  float group_[kGroup];
-  std::size_t at_ = 0, filled_ = 0;
-  uint64_t read_ = 0;
+  bool fp16_;
   bool finite_ = true;
+  std::size_t at_ = 0, filled_ = 0;
+  float group_[kGroup];
 };
 
-[[gnu::noinline]] Status add_entries(const Encoding& e, std::span<float> dst, float factor) {
-  constexpr uint32_t kAhead = 32;
-  topk::PositionReader positions(e.positions, e.elements);
-  ValueReader values(e);
-  uint64_t seen = 0;
-  while (positions.next_block()) {
-    const uint32_t here = positions.entries();
-    if (here > e.entries - seen)
-      return corrupted("its blocks have more entries than its header says");
-    seen += here;
-    for (uint32_t i = 0; i < here; i += kAhead) {
-      const uint32_t group = std::min<uint32_t>(kAhead, here - i);
-      // The elements lie far apart in memory: ask for a group of them, then add.
-      uint64_t at[kAhead];
-      if (!positions.next(group, at)) return corrupted(positions.finish());
-      for (uint32_t j = 0; j < group; ++j) __builtin_prefetch(&dst[at[j]], 1);
+/// One encoding on its way into the sum, block by block.
+class Summand {
+ public:
+  explicit Summand(const Encoding& e)
+      : entries_(e.entries), positions_(e.positions, e.elements), values_(e) {}
+
+  /// Adds the next block's entries times `factor`; false: wrong() tells why. `dst` is where the encoding begins.
+  bool add_block(float* dst, float factor) {
+    if (entries_ == 0) return true;
+    if (!positions_.next_block()) return refuse(positions_.finish());
+    const uint32_t here = positions_.entries();
+    if (here > entries_ - seen_) return refuse("its blocks have more entries than its header says");
+    seen_ += here;
+    for (uint32_t i = 0; i < here; i += kTogether) {
+      const uint32_t group = std::min<uint32_t>(kTogether, here - i);
+      uint64_t at[kTogether];
+      if (!positions_.next(group, at)) return refuse(positions_.finish());
       for (uint32_t j = 0; j < group;) {
-        const auto some = values.next(group - j);
-        if (!values.finite()) return corrupted("a value is not finite");
+        const auto some = values_.next(group - j);
+        if (!values_.finite()) return refuse("a value is not finite");
         for (const float value : some) dst[at[j++]] += value * factor;
       }
     }
+    return true;
   }
-  if (const char* wrong = positions.finish(); *wrong != '\0') return corrupted(wrong);
-  if (seen != e.entries) return corrupted("its blocks have fewer entries than its header says");
+  /// After the last block.
+  bool finish() {
+    if (entries_ == 0) return true;
+    if (const char* wrong = positions_.finish(); *wrong != '\0') return refuse(wrong);
+    return seen_ == entries_ || refuse("its blocks have fewer entries than its header says");
+  }
+  [[nodiscard]] const char* wrong() const { return wrong_; }
+
+ private:
+  bool refuse(const char* why) {
+    wrong_ = why;
+    return false;
+  }
+
+  static constexpr uint32_t kTogether = 32;
+  uint64_t entries_;
+  uint64_t seen_ = 0;
+  const char* wrong_ = "";
+  topk::PositionReader positions_;
+  ValueReader values_;
+};
+
+// A block, 256 KiB of memory, is cleared, gets every encoding's entries and is divided while it lies in the cache: memory
+// is written once, whatever the number of encodings. An encoding by itself would fetch a line of memory for nearly every
+// entry.
+[[gnu::noinline]] Status add_up(std::span<Summand> summands, std::span<float> dst, double divisor) {
+  // Divided by a power of two, each summand keeps its bits (denormals apart), so the quotient is that of the sum; by
+  // another number the sum itself has to be.
+  int exponent = 0;
+  const bool divides_entries = std::frexp(divisor, &exponent) == 0.5;
+  const float factor = divides_entries ? static_cast<float>(1.0 / divisor) : 1.0F;
+  for (uint64_t begin = 0; begin < dst.size(); begin += topk::kBlockElements) {
+    const auto block =
+        dst.subspan(begin, std::min<uint64_t>(topk::kBlockElements, dst.size() - begin));
+    std::memset(block.data(), 0, block.size_bytes());
+    for (Summand& s : summands)
+      if (!s.add_block(dst.data(), factor)) return corrupted(s.wrong());
+    if (!divides_entries)
+      cpu::divide(DType::kFloat32, reinterpret_cast<std::byte*>(block.data()), divisor,
+                  block.size());
+  }
+  for (Summand& s : summands)
+    if (!s.finish()) return corrupted(s.wrong());
   return Status::ok();
 }
 
 }  // namespace
 
-Status decode_add_topk(std::span<const std::byte> encoded, std::span<float> dst, float factor) {
-  PACELINE_ASSIGN(const Encoding e, parse(encoded, dst.size()));
-  if (!e.finite()) {
+Status decode_sum_topk(std::span<const std::span<const std::byte>> encodings, std::span<float> dst,
+                       double divisor) {
+  thread_local std::vector<Summand> summands;
+  summands.clear();
+  bool finite = true;
+  for (const auto bytes : encodings) {
+    PACELINE_ASSIGN(const Encoding e, parse(bytes, dst.size()));
+    finite = finite && e.finite();
+    summands.emplace_back(e);
+  }
+  if (!finite) {
     std::fill(dst.begin(), dst.end(), std::numeric_limits<float>::quiet_NaN());
     return Status::ok();
   }
-  if (e.entries == 0) return Status::ok();
   const cpu::FloatMode mode;
-  return add_entries(e, dst, factor);
+  return add_up(summands, dst, divisor);
 }
 
 }  // namespace paceline::codec

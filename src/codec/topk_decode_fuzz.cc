@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "codec/codec.h"
@@ -20,7 +21,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   // A copy of exactly this size, so that a read beyond it is seen.
   std::vector<std::byte> message(size - 2);
   std::copy_n(reinterpret_cast<const std::byte*>(data) + 2, message.size(), message.data());
-  const Status status = codec::decode_add_topk(message, dst);
+  const std::span<const std::byte> encodings[] = {message, message};
+  const Status status = codec::decode_sum_topk(std::span(encodings).first(1), dst);
+  // Twice the same ends the same way.
+  std::vector<float> twice(dst.size(), 1.0F);
+  if (codec::decode_sum_topk(encodings, twice, 2.0).code() != status.code()) std::abort();
   if (!status.is_ok() && status.code() != Code::kCorrupted) std::abort();
   if (!status.is_ok()) return 0;
   // What was accepted is either flagged or adds finite values only.

@@ -59,7 +59,6 @@ uint64_t room_for(uint64_t keep, uint64_t elements) {
 /// What is asked of a pass over all runs.
 struct PassRequest {
   const float* gradient = nullptr;  ///< null: |after| alone is looked through
-  float* clear = nullptr;           ///< null, or the gradient: becomes zero
   uint32_t threshold = 1;
   bool stream = false;
   bool halves = false;
@@ -84,7 +83,6 @@ uint32_t collect(const PassRequest& request, std::span<const ResidualRun> runs, 
       in.rest = run.after + at;
       in.gradient = request.gradient != nullptr ? request.gradient + begin + at : in.rest;
       in.residual = request.gradient != nullptr ? run.before + at : nullptr;
-      in.clear = request.clear != nullptr ? request.clear + begin + at : nullptr;
       in.first_index = static_cast<uint32_t>(begin + at);
       const auto tile = cpu::add_select(in, found.index_end(), found.value_end());
       found.add(tile.found);
@@ -179,8 +177,7 @@ EncodedTopK write_non_finite(std::span<const ResidualRun> runs, uint64_t element
 }
 
 [[gnu::noinline]] EncodedTopK encode(const plan::CodecSpec& spec, std::span<const float> gradient,
-                                     float* clear, std::span<const ResidualRun> runs,
-                                     std::byte* dst) {
+                                     std::span<const ResidualRun> runs, std::byte* dst) {
   thread_local Memory memory;
   const uint64_t elements = gradient.size();
   const uint64_t keep = top_k_count(spec, elements);
@@ -195,9 +192,8 @@ EncodedTopK write_non_finite(std::span<const ResidualRun> runs, uint64_t element
   if (guess.threshold >= kInfinityBits) return write_non_finite(runs, elements, dst);
   const uint64_t room = room_for(keep, elements);
   Candidates found(memory.index.room(room), memory.value.room(room), room, keep);
-  PassRequest pass{gradient.data(),  clear,
-                   guess.threshold,  elements >= kStreamElements,
-                   spec.fp16_values, exponent_for(guess.largest, kSampleTop)};
+  PassRequest pass{gradient.data(), guess.threshold, elements >= kStreamElements, spec.fp16_values,
+                   exponent_for(guess.largest, kSampleTop)};
   const uint32_t largest_bits = collect(pass, runs, found);
   if (largest_bits >= kInfinityBits) return write_non_finite(runs, elements, dst);
   const auto largest = std::bit_cast<float>(largest_bits);
@@ -233,16 +229,7 @@ EncodedTopK write_non_finite(std::span<const ResidualRun> runs, uint64_t element
 EncodedTopK encode_topk(const plan::CodecSpec& spec, std::span<const float> gradient,
                         std::span<const ResidualRun> runs, std::byte* dst) {
   const cpu::FloatMode mode;
-  return encode(spec, gradient, nullptr, runs, dst);
-}
-
-EncodedTopK encode_topk_clearing(const plan::CodecSpec& spec, std::span<float> gradient,
-                                 std::span<const ResidualRun> runs, std::byte* dst) {
-  const cpu::FloatMode mode;
-  EncodedTopK encoded = encode(spec, gradient, gradient.data(), runs, dst);
-  // A pass that met an Inf or NaN has ended early.
-  if (!encoded.finite) std::fill(gradient.begin(), gradient.end(), 0.0F);
-  return encoded;
+  return encode(spec, gradient, runs, dst);
 }
 
 }  // namespace paceline::codec

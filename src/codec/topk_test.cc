@@ -32,6 +32,10 @@ plan::CodecSpec topk_spec(double ratio, bool fp16 = false) {
   return spec;
 }
 
+Status decode_one(std::span<const std::byte> encoded, std::span<float> dst, double divisor = 1.0) {
+  return decode_sum_topk({&encoded, 1}, dst, divisor);
+}
+
 /// One encoder's state: a residual in `cuts` runs of their own memory.
 struct Encoder {
   Floats before, after;
@@ -57,33 +61,13 @@ struct Encoder {
     for (std::size_t i = bound; i < bytes.size(); ++i)
       ASSERT_EQ(bytes[i], std::byte{0xEE}) << "wrote beyond the bound";
     bytes.resize(result.bytes);
-    encode_clearing(spec, gradient, runs);
-  }
-  /// The clearing form gives the same bytes and the same rest, and leaves zeros.
-  void encode_clearing(const plan::CodecSpec& spec, Floats gradient,
-                       std::vector<ResidualRun> runs) {
-    Floats rest(gradient.size(), -54321.0F);
-    std::size_t at = 0;
-    for (auto& run : runs) {
-      run.after = rest.data() + at;
-      at += run.elements;
-    }
-    std::vector<std::byte> again(encoded_bytes(spec, DType::kFloat32, gradient.size()));
-    const EncodedTopK cleared = encode_topk_clearing(spec, gradient, runs, again.data());
-    ASSERT_EQ(cleared.bytes, result.bytes);
-    ASSERT_EQ(cleared.finite, result.finite);
-    again.resize(cleared.bytes);
-    ASSERT_EQ(again, bytes);
-    ASSERT_TRUE(
-        std::ranges::equal(std::as_bytes(std::span(rest)), std::as_bytes(std::span(after))));
-    for (float g : gradient) ASSERT_EQ(std::bit_cast<uint32_t>(g), 0U);
   }
   [[nodiscard]] Floats decode(std::size_t elements) const {
-    Floats out(elements, 0.0f);
-    const Status status = decode_add_topk(bytes, out);
+    Floats out(elements, 6.0f);
+    const Status status = decode_one(bytes, out);
     EXPECT_TRUE(status.is_ok()) << status.to_string();
-    Floats quarter(elements, 0.0F);
-    EXPECT_TRUE(decode_add_topk(bytes, quarter, 0.25F).is_ok());
+    Floats quarter(elements, 7.0F);
+    EXPECT_TRUE(decode_one(bytes, quarter, 4.0).is_ok());
     for (std::size_t i = 0; i < elements && result.finite; ++i)
       EXPECT_EQ(quarter[i], out[i] * 0.25F);
     return out;
@@ -440,21 +424,56 @@ TEST(TopK, PositionsComeBackForEveryDensity) {
   }));
 }
 
-TEST(TopK, DecodingAddsAndSeveralEncodingsAddUp) {
+// Over three blocks of the format, one of them short; the last two encodings have none and few entries.
+TEST(TopK, SeveralEncodingsAddUpInTheirOrder) {
   std::mt19937_64 random(77);
-  const std::size_t n = 5000;
-  std::vector<double> want(n, 0.0);
-  Floats sum(n, 0.0f);
-  for (int rank = 0; rank < 4; ++rank) {
-    const Floats gradient = make(Shape::kLaplace, n, random);
-    Encoder e;
-    e.before.assign(n, 0.0f);
-    e.encode(topk_spec(0.05), gradient);
-    ASSERT_TRUE(decode_add_topk(e.bytes, sum).is_ok());
+  const std::size_t n = 2 * topk::kBlockElements + 777;
+  for (const double divisor : {1.0, 4.0, 5.0, 3.0}) {
+    std::vector<Encoder> encoders(5);
+    std::vector<std::span<const std::byte>> encodings;
+    Floats want(n, 0.0F);
+    for (std::size_t rank = 0; rank < encoders.size(); ++rank) {
+      Encoder& e = encoders[rank];
+      Floats gradient = make(Shape::kLaplace, n, random);
+      if (rank == 3) gradient.assign(n, 0.0F);
+      if (rank == 4) std::fill(gradient.begin() + 5, gradient.end(), 0.0F);
+      e.before.assign(n, 0.0f);
+      e.encode(topk_spec(0.05, rank == 1), gradient);
+      encodings.emplace_back(e.bytes);
+      const Floats decoded = e.decode(n);
+      for (std::size_t i = 0; i < n; ++i) want[i] += decoded[i];
+    }
+    Floats sum(n, 9.0F);  // what was there doesn't matter
+    ASSERT_TRUE(decode_sum_topk(encodings, sum, divisor).is_ok());
     for (std::size_t i = 0; i < n; ++i)
-      want[i] += static_cast<double>(gradient[i]) - static_cast<double>(e.after[i]);
+      ASSERT_EQ(bits(sum[i]), bits(static_cast<float>(want[i] / divisor))) << i << " / " << divisor;
   }
-  for (std::size_t i = 0; i < n; ++i) EXPECT_NEAR(sum[i], want[i], 1e-5);
+}
+
+TEST(TopK, NoEncodingsAreASumOfZeros) {
+  Floats sum(1000, 9.0F);
+  ASSERT_TRUE(decode_sum_topk({}, sum, 3.0).is_ok());
+  EXPECT_EQ(sum, Floats(1000, 0.0F));
+}
+
+TEST(TopK, OneNonFiniteEncodingMakesTheSumNaN) {
+  std::mt19937_64 random(5);
+  const std::size_t n = 70000;
+  std::vector<Encoder> encoders(2);
+  for (Encoder& e : encoders) {
+    Floats gradient = make(Shape::kNormal, n, random);
+    if (&e == &encoders[1]) gradient[n - 1] = INFINITY;
+    e.before.assign(n, 0.0F);
+    e.encode(topk_spec(0.01), gradient);
+  }
+  const std::span<const std::byte> encodings[] = {encoders[0].bytes, encoders[1].bytes};
+  Floats sum(n, 0.0F);
+  ASSERT_TRUE(decode_sum_topk(encodings, sum, 2.0).is_ok());
+  for (const float x : sum) ASSERT_TRUE(std::isnan(x));
+  // A damaged one is refused whatever the others say.
+  const std::span<const std::byte> damaged[] = {std::span(encoders[0].bytes).first(100),
+                                                encoders[1].bytes};
+  EXPECT_EQ(decode_sum_topk(damaged, sum, 2.0).code(), Code::kCorrupted);
 }
 
 TEST(TopK, DamagedBytesAreRefused) {
@@ -466,14 +485,14 @@ TEST(TopK, DamagedBytesAreRefused) {
     e.encode(topk_spec(0.05, fp16), make(Shape::kNormal, n, random));
     Floats out(n);
     for (std::size_t length = 0; length < e.bytes.size(); ++length) {
-      const Status status = decode_add_topk(std::span(e.bytes).first(length), out);
+      const Status status = decode_one(std::span(e.bytes).first(length), out);
       ASSERT_EQ(status.code(), Code::kCorrupted) << "truncated to " << length;
     }
     for (std::size_t at = 0; at < topk::kHeaderBytes; ++at) {
       if (at == 4 || at == 6 || at == 7) continue;  // flags and exponent have other legal values
       auto damaged = e.bytes;
       damaged[at] ^= std::byte{0x10};
-      ASSERT_EQ(decode_add_topk(damaged, out).code(), Code::kCorrupted) << "byte " << at;
+      ASSERT_EQ(decode_one(damaged, out).code(), Code::kCorrupted) << "byte " << at;
     }
     // The values of the last entries are missing and the header knows it; the blocks go on counting them.
     const uint64_t fewer = e.result.kept - 3;
@@ -483,13 +502,13 @@ TEST(TopK, DamagedBytesAreRefused) {
     const auto values_end = miscounted.begin() +
                             static_cast<std::ptrdiff_t>(topk::kHeaderBytes + e.result.kept * width);
     miscounted.erase(values_end - static_cast<std::ptrdiff_t>(3 * width), values_end);
-    EXPECT_NE(decode_add_topk(miscounted, out).message().find("more entries than its header"),
+    EXPECT_NE(decode_one(miscounted, out).message().find("more entries than its header"),
               std::string::npos);
     auto longer = e.bytes;
     longer.push_back(std::byte{0});
-    EXPECT_EQ(decode_add_topk(longer, out).code(), Code::kCorrupted);
+    EXPECT_EQ(decode_one(longer, out).code(), Code::kCorrupted);
     Floats other(n + 1);
-    EXPECT_NE(decode_add_topk(e.bytes, other).message().find("3000 elements"), std::string::npos);
+    EXPECT_NE(decode_one(e.bytes, other).message().find("3000 elements"), std::string::npos);
   }
 }
 

@@ -228,11 +228,12 @@ uint64_t Executor::work(uint64_t budget, wire::Channel& channel, Interlude& inte
 uint64_t Executor::run_slice(uint32_t step, uint64_t budget, bool& finished, Interlude& interlude) {
   const Step& s = plan_->plan.steps[step];
   finished = true;
-  const bool adds_up = s.kind == StepKind::kDecode || s.kind == StepKind::kDecodeReduce;
-  if (is_sparse(plan_->plan.request) && (adds_up || s.kind == StepKind::kEncode))
-    return run_sparse(s, step, interlude);
-  // The step's length, counted in what it reads (its destination, where it reads nothing).
-  const bool by_dst = s.kind == StepKind::kZero || s.kind == StepKind::kScale || adds_up;
+  if (s.kind == StepKind::kDecodeSum) return decode_sum(s, interlude);
+  if (s.kind == StepKind::kEncode && is_sparse(plan_->plan.request))
+    return encode(s, step, interlude);
+  // The step's length, counted in what it reads (its destination, where it reads nothing or codes).
+  const bool by_dst = s.kind == StepKind::kZero || s.kind == StepKind::kScale ||
+                      s.kind == StepKind::kDecode || s.kind == StepKind::kDecodeReduce;
   const uint64_t total = by_dst ? s.dst.bytes : s.src.bytes;
   const uint64_t n =
       std::min(total - slice_done_, std::max(kSliceAlign, budget / kSliceAlign * kSliceAlign));
@@ -245,21 +246,17 @@ uint64_t Executor::run_slice(uint32_t step, uint64_t budget, bool& finished, Int
   return n;
 }
 
-uint64_t Executor::run_sparse(const Step& s, uint32_t step, Interlude& interlude) {
-  if (s.kind == StepKind::kEncode) {
-    encode(s, step, interlude);
-    return s.src.bytes;
-  }
-  const auto bytes =
-      s.bytes_from == plan::kNoStep ? s.src.bytes : std::min(s.src.bytes, lengths_[s.bytes_from]);
+uint64_t Executor::decode_sum(const Step& s, Interlude& interlude) {
+  encodings_.clear();
+  for (const auto& code : s.codes)
+    encodings_.emplace_back(at(code.range), std::min(code.range.bytes, lengths_[code.bytes_from]));
   Status status;
   {
     const OpenFor open(&interlude, s.dst.bytes);
-    status = codec::decode_add_topk({at(s.src), bytes}, floats(at(s.dst), s.dst.bytes),
-                                    static_cast<float>(1.0 / s.divisor));
+    status = codec::decode_sum_topk(encodings_, floats(at(s.dst), s.dst.bytes), s.divisor);
   }
   if (!status) fail(status);
-  return s.dst.bytes / 8;
+  return s.dst.bytes;
 }
 
 // Bytes [from, from + n) of a step of a dense operation.
@@ -297,18 +294,22 @@ void Executor::run_dense(const Step& s, uint64_t from, uint64_t n) {
 
 // Top-k: which elements of the operation's buffer `s.src` holds follows from its place in the input
 // or output.
-void Executor::encode(const Step& s, uint32_t step, Interlude& interlude) {
-  auto elements = s.src.bytes / sizeof(float);
-  if (binding_.residuals == nullptr) return fail({Code::kInternal, "top-k without residuals"});
-  auto runs = binding_.residuals->runs(s.src.offset / sizeof(float), elements);
-  if (!runs) return fail(runs.status());
-  const auto& spec = plan_->plan.request.codec;
-  std::byte* src = at(s.src);
+uint64_t Executor::encode(const Step& s, uint32_t step, Interlude& interlude) {
+  if (binding_.residuals == nullptr) {
+    fail({Code::kInternal, "top-k without residuals"});
+    return 0;
+  }
+  auto runs = binding_.residuals->runs(s.src.offset / sizeof(float), s.src.bytes / sizeof(float));
+  if (!runs) {
+    fail(runs.status());
+    return 0;
+  }
+  const std::byte* src = at(s.src);
   const OpenFor open(&interlude, s.src.bytes);
-  auto encoded = s.clears
-                     ? codec::encode_topk_clearing(spec, floats(src, s.src.bytes), *runs, at(s.dst))
-                     : codec::encode_topk(spec, floats(src, s.src.bytes), *runs, at(s.dst));
-  lengths_[step] = encoded.bytes;
+  lengths_[step] =
+      codec::encode_topk(plan_->plan.request.codec, floats(src, s.src.bytes), *runs, at(s.dst))
+          .bytes;
+  return s.src.bytes;
 }
 
 void Executor::fail(Status why, Rank peer) {

@@ -94,9 +94,10 @@ class Executor {
   bool absorb_and_answer(uint32_t step, uint64_t offset, std::span<const std::byte> data,
                          std::byte* place);
   uint64_t run_slice(uint32_t step, uint64_t budget, bool& finished, Interlude& interlude);
-  uint64_t run_sparse(const plan::Step& s, uint32_t step, Interlude& interlude);
+  // Steps of a sparse operation, whole: they can't be cut.
+  uint64_t encode(const plan::Step& s, uint32_t step, Interlude& interlude);
+  uint64_t decode_sum(const plan::Step& s, Interlude& interlude);
   void run_dense(const plan::Step& s, uint64_t from, uint64_t n);
-  void encode(const plan::Step& s, uint32_t step, Interlude& interlude);
   std::byte* at(const plan::Range& r);
   void fail(Status why, Rank peer = -1);
   [[nodiscard]] uint32_t digest_for(const plan::Step& s) const;
@@ -104,10 +105,11 @@ class Executor {
   std::shared_ptr<PreparedPlan> plan_;
   Binding binding_;
   std::vector<uint32_t> waits_;
-  std::vector<uint8_t> posted_;     ///< [steps] 1 while a message is on the channel
-  std::vector<uint64_t> lengths_;   ///< [steps] of variable messages
-  std::vector<uint64_t> answered_;  ///< [steps] Completion::answered
-  std::vector<uint32_t> ready_;     ///< local steps that can run: a heap, the plan's earliest first
+  std::vector<uint8_t> posted_;    ///< [steps] 1 while a message is on the channel
+  std::vector<uint64_t> lengths_;  ///< [steps] of variable messages
+  std::vector<std::span<const std::byte>> encodings_;  ///< of a sum, reused
+  std::vector<uint64_t> answered_;                     ///< [steps] Completion::answered
+  std::vector<uint32_t> ready_;  ///< local steps that can run: a heap, the plan's earliest first
   uint32_t current_ = plan::kNoStep;  ///< the local step that is being run
   uint64_t slice_done_ = 0;           ///< bytes of it already handled
   std::vector<StepSink> sinks_;

@@ -59,6 +59,11 @@ Status check(const plan::Plan& plan, uint64_t input_bytes, uint64_t output_bytes
       return broken(plan, i, "what it encodes has no place in the operation's buffer");
     if (s.bytes_from != plan::kNoStep && s.bytes_from >= i)
       return broken(plan, i, "its length comes from a later step");
+    for (const plan::Coded& code : s.codes) {
+      if (!fits(code.range)) return broken(plan, i, "an encoding lies outside of its buffer");
+      if (code.bytes_from >= i)
+        return broken(plan, i, "an encoding's length comes from a later step");
+    }
   }
   return Status::ok();
 }
@@ -84,9 +89,7 @@ Result<std::shared_ptr<PreparedPlan>> prepare(plan::Plan plan, uint64_t input_by
     const Step& s = plan.steps[i];
     out->waits[i] = static_cast<uint32_t>(s.after.size());
     for (auto a : s.after) ++out->successor_start[a + 1];
-    if (plan.algorithm == plan::Algorithm::kSparse && s.kind == StepKind::kDecodeReduce &&
-        (out->finite_samples.empty() || out->finite_samples.back() != s.dst.offset))
-      out->finite_samples.push_back(s.dst.offset);
+    if (s.kind == StepKind::kDecodeSum) out->finite_samples.push_back(s.dst.offset);
     if (sends(s.kind) || receives(s.kind))
       out->slots = std::max<uint64_t>(out->slots, s.slot + 1ULL);
   }

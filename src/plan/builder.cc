@@ -87,9 +87,9 @@ uint32_t Builder::scale(Range dst, double divisor) {
   return push({.kind = StepKind::kScale, .dst = dst, .divisor = divisor});
 }
 
-uint32_t Builder::encode(Range dst, Range src, bool clears) {
+uint32_t Builder::encode(Range dst, Range src) {
   if (src.bytes == 0) return kNoStep;
-  return push({.kind = StepKind::kEncode, .src = src, .dst = dst, .clears = clears});
+  return push({.kind = StepKind::kEncode, .src = src, .dst = dst});
 }
 
 uint32_t Builder::decode(Range dst, Range src) {
@@ -97,13 +97,21 @@ uint32_t Builder::decode(Range dst, Range src) {
   return push({.kind = StepKind::kDecode, .src = src, .dst = dst});
 }
 
-uint32_t Builder::decode_reduce(Range dst, Range src, uint32_t bytes_from, double divisor) {
+uint32_t Builder::decode_reduce(Range dst, Range src) {
   if (dst.bytes == 0) return kNoStep;
-  return push({.kind = StepKind::kDecodeReduce,
-               .src = src,
+  return push({.kind = StepKind::kDecodeReduce, .src = src, .dst = dst});
+}
+
+uint32_t Builder::decode_sum(Range dst, std::vector<Coded> codes) {
+  if (dst.bytes == 0) return kNoStep;
+  const Range& first = codes.front().range;
+  const Range& last = codes.back().range;
+  const Range all{first.buffer, first.offset, last.offset + last.bytes - first.offset};
+  return push({.kind = StepKind::kDecodeSum,
+               .src = all,
                .dst = dst,
-               .bytes_from = bytes_from,
-               .divisor = divisor});
+               .divisor = divisor(),
+               .codes = std::move(codes)});
 }
 
 uint32_t Builder::zero(Range dst) {
@@ -233,7 +241,6 @@ void Builder::derive_dependencies(Step& step, uint32_t index) {
     if (r.bytes) map(r.buffer).write(r.offset, r.offset + r.bytes, index, after);
   };
   write(step.dst);
-  if (step.clears) write(step.src);
   if (step.brings_sum) {
     std::erase_if(after, [&](uint32_t k) { return plan_.steps[k].kind == StepKind::kSend; });
   }

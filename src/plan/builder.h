@@ -64,9 +64,11 @@ class Builder {
   uint32_t copy(Range dst, Range src);  ///< nothing when they are the same
   uint32_t reduce(Range dst, Range src);
   uint32_t scale(Range dst, double divisor);
-  uint32_t encode(Range dst, Range src, bool clears = false);
+  uint32_t encode(Range dst, Range src);
   uint32_t decode(Range dst, Range src);
-  uint32_t decode_reduce(Range dst, Range src, uint32_t bytes_from = kNoStep, double divisor = 1.0);
+  uint32_t decode_reduce(Range dst, Range src);
+  /// dst = the encodings' sum, with finish_sum()'s division. `codes` are neighbours in scratch memory, in this order.
+  uint32_t decode_sum(Range dst, std::vector<Coded> codes);
   uint32_t zero(Range dst);
   uint32_t send(Rank peer, Range src, uint64_t piece = 0, uint32_t bytes_from = kNoStep);
   /// The two sends of what goes there and comes back (Step::answer).

@@ -109,11 +109,10 @@ enum class StepKind : uint8_t {
   kReduce = 1,  ///< dst = op(dst, src)
   kScale = 2,   ///< dst = dst / divisor (average)
   /// dst = codec(src); sparse: src is the gradient, a range of kInput or kOutput, so that its
-  /// offset tells which elements of the operation it holds; their residual is updated, and src is
-  /// zero afterwards if `clears` says so.
+  /// offset tells which elements of the operation it holds; their residual is updated.
   kEncode = 3,
   kDecode = 4,         ///< dst = codec⁻¹(src), dense codecs
-  kDecodeReduce = 5,   ///< dst = op(dst, codec⁻¹(src)); sparse: scatter-add of value / divisor
+  kDecodeReduce = 5,   ///< dst = op(dst, codec⁻¹(src)), dense codecs
   kZero = 6,           ///< dst = 0
   kSend = 7,           ///< src → peer
   kReceive = 8,        ///< peer → dst
@@ -123,10 +122,18 @@ enum class StepKind : uint8_t {
       10,  ///< dst = op(left, codec⁻¹(message)), piece by piece (dense codecs); left as above
   kReceiveDecode = 11,  ///< dst = codec⁻¹(message), piece by piece (dense codecs)
   kNothing = 12,        ///< joins dependencies
+  kDecodeSum = 13,      ///< sparse: dst = Σ codec⁻¹(codes) / divisor, in the codes' order
 };
 const char* step_kind_name(StepKind k);
 
 inline constexpr uint32_t kNoStep = UINT32_MAX;
+
+/// A sparse encoding: where it is, at most, and the step that tells its length (an encode or a receive).
+struct Coded {
+  Range range;
+  uint32_t bytes_from = kNoStep;
+  bool operator==(const Coded&) const = default;
+};
 
 struct Step {
   StepKind kind = StepKind::kNothing;
@@ -140,9 +147,8 @@ struct Step {
   /// receive has no bytes_from: its message may be shorter than dst.bytes, as the flag below says.
   uint32_t bytes_from = kNoStep;
   bool short_message = false;  ///< receives: dst.bytes is an upper bound
-  bool clears = false;         ///< sparse kEncode: src = 0 afterwards
-  double divisor =
-      1.0;  ///< kScale; kReceiveReduce: of what comes out; sparse kDecodeReduce: a power of two
+  double divisor = 1.0;        ///< kScale; kReceiveReduce and kDecodeSum: of what comes out
+  std::vector<Coded> codes;    ///< kDecodeSum; src spans them all
   /// kReceive: it brings what all ranks' contributions came to. So it can't come before what this rank has sent towards
   /// it has arrived, and does not wait for those sends of the same memory, whose ends are told later, behind all that the
   /// peer sends.

@@ -214,8 +214,7 @@ class Interpreter {
   }
   /// One of them writes what the other touches. `src` is read, `dst` written.
   static bool conflict(const Step& a, const Step& b) {
-    return overlap(a.dst, b.dst) || overlap(a.dst, b.src) || overlap(a.src, b.dst) ||
-           ((a.clears || b.clears) && overlap(a.src, b.src));
+    return overlap(a.dst, b.dst) || overlap(a.dst, b.src) || overlap(a.src, b.dst);
   }
   static bool reads_own_destination(const Step& s) {
     switch (s.kind) {
@@ -321,8 +320,17 @@ class Interpreter {
     };
     if (s.bytes_from != kNoStep && !states_[r][s.bytes_from].done)
       return fail("length is not known yet");
-    if (s.src.bytes && unwritten(r, s.src, source_bytes(r, s)))
+    if (s.codes.empty() && s.src.bytes && unwritten(r, s.src, source_bytes(r, s)))
       return fail("reads what was never written");
+    for (const Coded& code : s.codes) {
+      if (code.bytes_from == kNoStep || !states_[r][code.bytes_from].done)
+        return fail("an encoding's length is not known yet");
+      if (unwritten(r, code.range, states_[r][code.bytes_from].bytes))
+        return fail("adds an encoding that was never written");
+      if (code.range.offset < s.src.offset ||
+          code.range.offset + code.range.bytes > s.src.offset + s.src.bytes)
+        return fail("its source does not span its encodings");
+    }
     if (reads_own_destination(s) && unwritten(r, s.dst, s.dst.bytes))
       return fail("reduces into what was never written");
     bool communicates = s.peer >= 0;
@@ -448,19 +456,21 @@ class Interpreter {
           encode_dense(q.codec, src, dst, s.src.bytes / 4);
         }
         states_[r][i].bytes = bytes;
-        if (s.clears) std::memset(at(r, s.src), 0, s.src.bytes);
         break;
       case StepKind::kDecode:
         decode_dense(q.codec, src, dst, bytes / 4);
         break;
-      case StepKind::kDecodeReduce:
-        if (q.codec.codec == Codec::kTopK) {
-          decode_add_sparse(src, dst, static_cast<float>(s.divisor));
-        } else {
-          std::vector<std::byte> plain(bytes);
-          decode_dense(q.codec, src, plain.data(), bytes / 4);
-          combine_all(q, dst, dst, plain.data(), bytes);
-        }
+      case StepKind::kDecodeReduce: {
+        std::vector<std::byte> plain(bytes);
+        decode_dense(q.codec, src, plain.data(), bytes / 4);
+        combine_all(q, dst, dst, plain.data(), bytes);
+        break;
+      }
+      case StepKind::kDecodeSum:
+        std::memset(dst, 0, bytes);
+        for (const Coded& code : s.codes) decode_add_sparse(at(r, code.range), dst);
+        for (uint64_t at = 0; at < bytes; at += element)
+          divide_element(q.dtype, dst + at, s.divisor);
         break;
       case StepKind::kZero:
         std::memset(dst, 0, bytes);
@@ -508,10 +518,10 @@ class Interpreter {
     store<uint64_t>(dst, tickets_.size() - 1);
     return bytes;
   }
-  void decode_add_sparse(const std::byte* src, std::byte* dst, float divisor) {
+  void decode_add_sparse(const std::byte* src, std::byte* dst) {
     for (auto [index, value] : tickets_.at(load<uint64_t>(src))) {
       std::byte* to = dst + 4 * static_cast<std::size_t>(index);
-      store(to, load<float>(to) + value / divisor);
+      store(to, load<float>(to) + value);
     }
   }
 

@@ -111,18 +111,15 @@ TEST(Text, SparseForwardsEncodingsInsideTheNode) {
   EXPECT_EQ(text(q, 0), R"(rank 0 of 4: sparse all-reduce 2×2, top-k 10 % between groups
    0 send to 1#0 in[64+64]
    1 receive-reduce from 1#0 in[0+64] -> out[0+64]
-   2 encode out[0+64] -> scratch[0+44] clearing the source after 1
+   2 encode out[0+64] -> scratch[0+44] after 1
    3 send to 2#0 scratch[0+44] length of 2 after 2
    4 send to 1#1 scratch[0+44] length of 2 after 2
    5 receive from 2#0 -> scratch[64+44] or less
    6 send to 1#2 scratch[64+44] length of 5 after 5
    7 receive from 1#1 -> scratch[128+44] or less
    8 receive from 1#2 -> scratch[192+44] or less
-   9 decode-reduce scratch[0+44] -> out[0+64] length of 2 after 2
-  10 decode-reduce scratch[64+44] -> out[0+64] length of 5 after 5,9
-  11 zero -> out[64+64]
-  12 decode-reduce scratch[128+44] -> out[64+64] length of 7 after 7,11
-  13 decode-reduce scratch[192+44] -> out[64+64] length of 8 after 8,12
+   9 decode-sum scratch[0+108] -> out[0+64] 0+44 by 2 64+44 by 5 after 2,5
+  10 decode-sum scratch[128+108] -> out[64+64] 128+44 by 7 192+44 by 8 after 7,8
 )");
 }
 

@@ -41,7 +41,8 @@ const char* step_kind_name(StepKind k) {
                                     "receive-reduce",
                                     "receive-decode-reduce",
                                     "receive-decode",
-                                    "nothing"};
+                                    "nothing",
+                                    "decode-sum"};
   auto i = static_cast<std::size_t>(k);
   return i < std::size(kNames) ? kNames[i] : "unknown";
 }
@@ -60,9 +61,10 @@ std::string step_text(const Step& s) {
   if (s.lane != 0) text += fmt::format(" lane {}", s.lane);
   if (s.src.bytes != 0) text += " " + range_text(s.src);
   if (s.dst.bytes != 0) text += " -> " + range_text(s.dst);
-  if (s.clears) text += " clearing the source";
   if (s.divisor != 1.0) text += fmt::format(" / {}", s.divisor);
   if (s.bytes_from != kNoStep) text += fmt::format(" length of {}", s.bytes_from);
+  for (const Coded& code : s.codes)
+    text += fmt::format(" {}+{} by {}", code.range.offset, code.range.bytes, code.bytes_from);
   if (s.short_message) text += " or less";
   if (s.brings_sum) text += " the sum";
   if (s.answer.bytes != 0) text += " answered at " + range_text(s.answer);

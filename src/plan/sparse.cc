@@ -2,10 +2,8 @@
 // owner keeps the largest entries of its shard's sum and residual (top-k with error feedback: A. F.
 // Aji and K. Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017); the
 // encodings go to the other groups' owners of the shard and from these to their groups' ranks.
-// Every rank then adds the same encodings in the same order to zeros, so all end with the same
-// bits, and nothing dense is sent after the first level.
-#include <bit>
-
+// Every rank then adds up the same encodings in the same order, so all end with the same bits, and
+// nothing dense is sent after the first level.
 #include "plan/algorithms.h"
 
 namespace paceline::plan {
@@ -14,13 +12,8 @@ namespace {
 class SparseRail {
  public:
   SparseRail(Builder& b, const Levels& l, int rail, Span shard)
-      : b_(b),
-        l_(l),
-        rail_(rail),
-        shard_(shard),
-        codes_(static_cast<std::size_t>(l.groups)),
-        known_(codes_.size(), kNoStep) {
-    for (Range& code : codes_) code = b.encoding(shard);
+      : b_(b), l_(l), rail_(rail), shard_(shard), codes_(static_cast<std::size_t>(l.groups)) {
+    for (Coded& code : codes_) code.range = b.encoding(shard);
   }
 
   /// What this rank does to have every group's encoding of the shard. `group` is this rank's.
@@ -32,34 +25,21 @@ class SparseRail {
     }
   }
 
-  // A sum of few entries is divided where they are. Divided by a power of two, each summand keeps its
-  // bits (denormals apart), so the average is that of the sum; by another number the sum itself has to be.
-  void add_up() {
-    Range sum = b_.out(shard_);
-    if (!is_cleared_) b_.zero(sum);
-    bool divides_entries = b_.request().op == ReduceOp::kAverage &&
-                           std::has_single_bit(static_cast<unsigned>(b_.size()));
-    double divisor = divides_entries ? static_cast<double>(b_.size()) : 1.0;
-    for (std::size_t g = 0; g < codes_.size(); ++g) {
-      b_.decode_reduce(sum, codes_[g], known_[g], divisor);
-    }
-    if (!divides_entries) b_.finish_sum(sum);
-  }
+  void add_up() { b_.decode_sum(b_.out(shard_), codes_); }
 
  private:
   void collect_as_owner(int group) {
     auto own = static_cast<std::size_t>(group);
     bool alone = l_.inner.size() == 1;
     Range source = alone ? b_.in(shard_) : b_.out(shard_);
-    is_cleared_ = source == b_.out(shard_);
-    known_[own] = b_.encode(codes_[own], source, is_cleared_);
+    codes_[own].bytes_from = b_.encode(codes_[own].range, source);
     for (int offset = 1; offset < l_.groups; ++offset) {
-      b_.send(l_.rail.at(group + offset), codes_[own], lane(), known_[own]);
+      b_.send(l_.rail.at(group + offset), codes_[own].range, lane(), codes_[own].bytes_from);
     }
     forward(own);
     for (int offset = 1; offset < l_.groups; ++offset) {
       auto other = other_group(group, offset);
-      known_[other] = b_.receive(l_.rail.at(group - offset), codes_[other], lane(), true);
+      take(other, l_.rail.at(group - offset));
       forward(other);
     }
   }
@@ -67,14 +47,19 @@ class SparseRail {
   void collect_from_owner(int group) {
     Rank owner = l_.inner.at(rail_);
     for (int offset = 0; offset < l_.groups; ++offset) {
-      auto other = other_group(group, offset);
-      known_[other] = b_.receive(owner, codes_[other], lane(), true);
+      take(other_group(group, offset), owner);
     }
   }
 
+  void take(std::size_t group, Rank from) {
+    Coded& code = codes_[group];
+    code.bytes_from = b_.receive(from, code.range, lane(), true);
+  }
+
   void forward(std::size_t group) {
+    const Coded& code = codes_[group];
     for (Rank mate : l_.inner.ranks) {
-      if (mate != b_.me()) b_.send(mate, codes_[group], lane(), known_[group]);
+      if (mate != b_.me()) b_.send(mate, code.range, lane(), code.bytes_from);
     }
   }
 
@@ -87,9 +72,7 @@ class SparseRail {
   const Levels& l_;
   int rail_;
   Span shard_;
-  std::vector<Range> codes_;     ///< by group
-  std::vector<uint32_t> known_;  ///< the step that tells the encoding's length
-  bool is_cleared_ = false;      ///< the encoding has left zeros where the sum goes
+  std::vector<Coded> codes_;  ///< by group
 };
 
 int my_group(const PlanRequest& request, Rank me) {

@@ -37,11 +37,11 @@ def program() -> Path:
     return path
 
 
-def codec_seconds(codec: str, parameters: int, ranks: int, nodes: int) -> float:
+def codec_seconds(codec: str, parameters: int, nodes: int, slots: int) -> float:
     """A step's encoding and decoding alone, with all ranks at it at once."""
     tool = ROOT / "build" / "bin" / "paceline-codec-alone"
-    command = [str(program()), "lab", "--loopback", "--quiet", "--nodes", str(ranks), "--"]
-    command += [str(tool), codec, str(parameters), str(nodes)]
+    command = [str(program()), "lab", "--loopback", "--quiet", "--nodes", str(nodes * slots), "--"]
+    command += [str(tool), codec, str(parameters), str(nodes), str(slots)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode != 0:
         sys.exit(f"demo: measuring the codec failed:\n{done.stderr}")
@@ -79,7 +79,7 @@ def add_floors(cluster: dict) -> None:
         run["codec_s"] = 0.0
         if codec:
             print(f"==> {codec} alone, {ranks} ranks at once", flush=True)
-            run["codec_s"] = codec_seconds(codec, cluster["parameters"] // cluster["slots"], ranks, cluster["nodes"])
+            run["codec_s"] = codec_seconds(codec, cluster["parameters"], cluster["nodes"], cluster["slots"])
         wire = forward + run["bytes_predicted"] / line if run["bytes_predicted"] else 0.0
         run["floor_s"] = max(compute + run["codec_s"], wire)
         run["floor_share"] = run["floor_s"] / run["step_s"]

@@ -81,10 +81,9 @@ HWY_INLINE HWY_ATTR void select_few(P& pass, const SelectInput& in, uint64_t at,
   const auto positions = hn::Iota(U(), in.first_index + static_cast<uint32_t>(at));
   hn::StoreU(pass.step(load_sum<kResidual>(in_g, in_r), positions, largest), f, out);
   std::memcpy(in.rest + at, out, elements * sizeof(float));
-  if (in.clear != nullptr) std::memset(in.clear + at, 0, elements * sizeof(float));
 }
 
-template <bool kResidual, bool kStream, bool kHalves, bool kClear>
+template <bool kResidual, bool kStream, bool kHalves>
 HWY_ATTR Selected select_pass(const SelectInput& in, uint32_t* index, float* value) {
   const F f;
   const I i;
@@ -111,26 +110,22 @@ HWY_ATTR Selected select_pass(const SelectInput& in, uint32_t* index, float* val
     } else {
       hn::StoreU(kept, f, in.rest + at);
     }
-    if constexpr (kClear) hn::StoreU(hn::Zero(f), f, in.clear + at);
     positions = hn::Add(positions, stride);
   }
   if (at < in.elements) select_few<kResidual>(pass, in, at, in.elements - at, largest);
   return {pass.found, static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(i, largest)))};
 }
 
-template <bool kResidual, bool kStream, bool kClear>
+template <bool kResidual, bool kStream>
 HWY_ATTR Selected select_values(const SelectInput& in, uint32_t* index, float* value) {
-  return in.halves ? select_pass<kResidual, kStream, true, kClear>(in, index, value)
-                   : select_pass<kResidual, kStream, false, kClear>(in, index, value);
+  return in.halves ? select_pass<kResidual, kStream, true>(in, index, value)
+                   : select_pass<kResidual, kStream, false>(in, index, value);
 }
 
 Selected add_select_impl(const SelectInput& in, uint32_t* index, float* value) {
-  if (in.residual == nullptr) return select_values<false, false, false>(in, index, value);
-  if (in.clear != nullptr)
-    return in.stream ? select_values<true, true, true>(in, index, value)
-                     : select_values<true, false, true>(in, index, value);
-  return in.stream ? select_values<true, true, false>(in, index, value)
-                   : select_values<true, false, false>(in, index, value);
+  if (in.residual == nullptr) return select_values<false, false>(in, index, value);
+  return in.stream ? select_values<true, true>(in, index, value)
+                   : select_values<true, false>(in, index, value);
 }
 
 }  // namespace paceline::cpu::HWY_NAMESPACE

@@ -13,7 +13,6 @@ struct SelectInput {
   const float* gradient = nullptr;
   const float* residual = nullptr;  ///< null: zeros
   float* rest = nullptr;            ///< may be `gradient`, else nothing overlaps
-  float* clear = nullptr;  ///< null, or `gradient` itself: becomes zero while it is in the cache
   uint64_t elements = 0;
   uint32_t first_index = 0;
   uint32_t threshold = 1;  ///< bits of a magnitude, at least 1: zeros are never taken
