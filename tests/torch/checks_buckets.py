@@ -10,6 +10,7 @@ from models import assert_same_on_all_ranks, paceline_off, pair, train
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
+from paceline._torch import cores
 from paceline._torch.ddp import attachment_of
 
 dist.init_process_group("gloo")
@@ -86,18 +87,69 @@ def four_mebibytes_where_the_script_gives_none():
     assert len(sizes) in (3, 4), sizes
 
 
+@contextlib.contextmanager
+def one_core():
+    """All ranks on one core of the machine."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def cores_as_told(machine, count, share=None):
+    original = cores.report
+    cores.report = lambda: (machine, 0, frozenset(range(count)), share)
+    try:
+        yield
+    finally:
+        cores.report = original
+
+
 @check
-def thirty_two_for_top_k():
-    with setting("PACELINE_CODEC", "topk"):
+def thirty_two_for_top_k_on_few_cores():
+    with setting("PACELINE_CODEC", "topk"), one_core():
+        assert cores.for_each_rank(None) == 1 / SIZE
         sizes = buckets(DistributedDataParallel(Chain(layers=40)))
         assert_about(sizes, 32 * MIB)
         assert len(sizes) in (2, 3), sizes
         with threshold(4 * MIB):
             assert_about(buckets(DistributedDataParallel(Chain())), 4 * MIB)
-    with setting("TIACC_TRAINING_FUSION_THRESHOLD", 6 * MIB), setting("PACELINE_CODEC", "topk"):
-        assert_about(buckets(DistributedDataParallel(Chain())), 6 * MIB)
-    with setting("PACELINE_CODEC", "fp16"):
-        assert_about(buckets(DistributedDataParallel(Chain())), 4 * MIB)
+
+
+@check
+def four_for_top_k_where_each_rank_has_two_cores():
+    with setting("PACELINE_CODEC", "topk"):
+        with cores_as_told("one machine", 2 * SIZE):
+            assert_about(buckets(DistributedDataParallel(Chain())), 4 * MIB)
+        with cores_as_told(f"machine {RANK}", 2):
+            assert_about(buckets(DistributedDataParallel(Chain())), 4 * MIB)
+        with cores_as_told(f"machine {RANK}", 2 - RANK):  # one of them has one core: so have all
+            assert_about(buckets(DistributedDataParallel(Chain(layers=40))), 32 * MIB)
+
+
+@check
+def other_codecs_and_sizes_do_not_ask_for_cores():
+    with one_core():
+        with setting("TIACC_TRAINING_FUSION_THRESHOLD", 6 * MIB), setting("PACELINE_CODEC", "topk"):
+            assert_about(buckets(DistributedDataParallel(Chain())), 6 * MIB)
+        with setting("PACELINE_CODEC", "fp16"):
+            assert_about(buckets(DistributedDataParallel(Chain())), 4 * MIB)
+
+
+@check
+def cores_of_ranks():
+    one, both = frozenset({3}), frozenset({3, 4})
+    assert cores.fewest([("a", 1, both, None), ("a", 1, both, None)]) == 1
+    assert cores.fewest([("a", 1, one, None), ("a", 1, frozenset({4}), None)]) == 1  # each bound to its own
+    assert cores.fewest([("a", 1, both, None), ("a", 2, both, None)]) == 1  # two containers share the cores
+    assert cores.fewest([("a", 1, both, None), ("b", 1, one, None)]) == 1
+    assert cores.fewest([("a", 1, both, 3.0), ("a", 1, both, 3.0)]) == 1
+    assert cores.fewest([("a", 1, frozenset(range(16)), 3.0), ("a", 1, frozenset(range(16)), 3.0)]) == 1.5
+    assert cores.fewest([("a", 1, frozenset(range(16)), 3.0), ("a", 2, frozenset(range(16)), None)]) == 3
+    assert cores.report()[2] == frozenset(os.sched_getaffinity(0))
 
 
 @check

@@ -10,7 +10,7 @@ from torch.nn.parallel import distributed
 
 from paceline import _state
 from paceline import communicator as core
-from paceline._torch import rows
+from paceline._torch import cores, rows
 
 MIB = 2**20
 #: The usual bucket of a CUDA model is its gradients' bytes over this …
@@ -22,9 +22,9 @@ _LEAST, _MOST = 4 * MIB, 64 * MIB
 #: after the others, and nothing else should wait for it. The first ones grow to theirs in the same way, from the least
 #: size on: the link has something to carry early.
 _LAST, _STEP = MIB // 8, 4
-#: A bucket of a CPU model under top-k. What it leaves on the wire is little, there is nothing to hide; what the codec
-#: takes it takes from the cores that train, and each bucket more interrupts them more often.
-_SPARSE = 32 * MIB
+#: A bucket of a CPU model under top-k where a rank has fewer cores than these. What the codec takes, it takes from the
+#: core that trains then: nothing hides behind the backward pass, and each bucket more interrupts it more often.
+_SPARSE, _CORES_TO_HIDE = 32 * MIB, 2
 
 
 def fusion_threshold():
@@ -49,12 +49,16 @@ def chosen_size(total):
     return min(chosen) if chosen else None
 
 
-def for_cpu(module):
-    """Bytes of a bucket of a model on the CPU: the user's, else PACELINE_FUSION_THRESHOLD's default, more for top-k."""
+def for_cpu(module, process_group):
+    """Bytes of a bucket of a model on the CPU: the user's, else PACELINE_FUSION_THRESHOLD's default, under top-k more
+    where cores are few. A collective of the group's ranks under top-k.
+    """
     chosen = chosen_size(sum(ready_order(module)))
     if chosen is not None:
         return chosen
-    return _SPARSE if core.setting("codec", _state.face) == "topk" else fusion_threshold()
+    if core.setting("codec", _state.face) == "topk" and cores.for_each_rank(process_group) < _CORES_TO_HIDE:
+        return _SPARSE
+    return fusion_threshold()
 
 
 def for_cuda(arguments):

@@ -117,7 +117,7 @@ def _choose_buckets(cls):
             if cuda.carries(module, given.arguments.get("process_group")):
                 given.arguments.update(buckets.for_cuda(given.arguments))
             return original(*given.args, **given.kwargs)
-        threshold = buckets.for_cpu(module)
+        threshold = buckets.for_cpu(module, _group_of(given.arguments))
         # Without fusion, the smallest cap gives each parameter a bucket of its own.
         given.arguments["bucket_cap_mb"] = max(threshold, 1) / 2**20
         with _first_bucket_of_at_most(max(threshold, 1)):
@@ -136,6 +136,12 @@ def _chooses_for(arguments):
         return True
     # A device mesh names its process group only inside DDP: such a model keeps torch's bucket size.
     return arguments.get("device_mesh") is None and cuda.device_of(arguments["module"]) is not None
+
+
+def _group_of(arguments):
+    """The process group that DDP will have."""
+    mesh = arguments.get("device_mesh")
+    return arguments.get("process_group") if mesh is None else mesh.get_group(mesh_dim=0)
 
 
 @contextlib.contextmanager
