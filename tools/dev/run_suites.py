@@ -180,9 +180,13 @@ def what_failed(suite: Suite, log: Path) -> list[str]:
     return lines or log.read_text(errors="replace").splitlines()[-80:]
 
 
+def log_of(suite: Suite) -> Path:
+    return OUT / (re.sub(r"[^\w.]", "_", suite.name) + ".log")
+
+
 def run(suite: Suite) -> Tally:
     started = time.monotonic()
-    log = OUT / (re.sub(r"[^\w.]", "_", suite.name) + ".log")
+    log = log_of(suite)
     if suite.junit is not None:
         suite.junit.unlink(missing_ok=True)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "LIGHT_", "PERSEUS_", "HOROVOD_"))}
@@ -230,11 +234,13 @@ def once_more(suite: Suite, tally: Tally) -> Tally:
     """A second run, alone on the machine and said: tests that bound a reaction time can lose against the suite beside
     them on two cores. Of a suite that ran alone only a few failed tests get it."""
     names = failed_tests(suite)
+    if suite.alone and not 0 < len(names) == tally.failed <= 2:
+        return tally
+    log = log_of(suite)
+    log.replace(log.with_suffix(".first.log"))  # what went wrong stays to be read
     if not suite.alone:
         say(f"==> {suite.name} failed beside others; once more, alone")
         return run(suite)
-    if not 0 < len(names) == tally.failed <= 2:
-        return tally
     say(f"==> {suite.name}: once more: {' '.join(names)}")
     kept = [part for part in suite.command if not part.startswith("tests/")]
     again = run(dataclasses.replace(suite, command=[*kept, *names]))
