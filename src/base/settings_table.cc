@@ -163,7 +163,8 @@ constexpr SettingRow kRows[] = {
      "The largest message; bigger buffers are cut and pipelined."},
     {"fusion_threshold", kInteger, "4194304", "0..",
      "Largest bucket of fused gradients in bytes, where the script chooses none; 0: no fusion. "
-     "While it is unset top-k takes 33554432 for models on the CPU where a rank has less than two cores.",
+     "While it is unset top-k takes 33554432 for models on the CPU where a rank has less than two "
+     "cores.",
      kFusionThreshold},
     {"fusion_buckets", kText, "auto", "",
      "Bucket size = all gradients / this (1–128), where the script chooses none; 0: no fusion.",
