@@ -107,6 +107,46 @@ def other_reductions_views_and_lists():
 
 
 @check
+def messages_and_blocks_from_all_to_all():
+    """By NCCL, beside what Paceline carries; two ranks may be the first to use their group."""
+    group = dist.new_group()
+    if RANK == 0:
+        dist.send(mine(7), SIZE - 1, group=group)
+    elif RANK == SIZE - 1:
+        received = torch.zeros(7, device=DEVICE)
+        dist.recv(received, 0, group=group)
+        assert_is(received, values(0, 7))
+    right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    for salt, count in enumerate((1, 4097, 300_007)):
+        sums = [mine(count, salt=salt) for _ in range(2)]
+        works = [dist.all_reduce(sums[0], async_op=True)]
+        forward, backward = (torch.zeros(count, device=DEVICE) for _ in range(2))
+        operations = [
+            dist.P2POp(dist.isend, mine(count, salt=salt), right),
+            dist.P2POp(dist.irecv, backward, right),
+            dist.P2POp(dist.isend, mine(count, salt=salt + 10), left),
+            dist.P2POp(dist.irecv, forward, left),
+        ]
+        works += dist.batch_isend_irecv(operations[2:] + operations[:2] if RANK % 2 else operations)
+        works.append(dist.all_reduce(sums[1], async_op=True))
+        for work in works:
+            work.wait()
+        assert_is(forward, values(left, count, salt=salt))
+        assert_is(backward, values(right, count, salt=salt + 10))
+        for tensor in sums:
+            assert_is(tensor, sum(everyone(count, salt=salt)))
+        even = torch.empty(count * SIZE, device=DEVICE)
+        dist.all_to_all_single(even, mine(count * SIZE, salt=salt))
+        assert_is(even, torch.cat([v.split(count)[RANK] for v in everyone(count * SIZE, salt=salt)]))
+    rows = [[(a + 2 * b) % 3 for b in range(SIZE)] for a in range(SIZE)]  # zero rows occur
+    incoming = [rows[a][RANK] for a in range(SIZE)]
+    output = torch.empty(sum(incoming), device=DEVICE)
+    dist.all_to_all_single(output, mine(sum(rows[RANK])), incoming, rows[RANK])
+    assert_is(output, torch.cat([values(a, sum(rows[a])).split(rows[a])[RANK] for a in range(SIZE)]))
+    dist.barrier()
+
+
+@check
 def the_host_goes_on_while_another_rank_is_late():
     dist.all_reduce(torch.ones(8, device=DEVICE))
     torch.cuda.synchronize()

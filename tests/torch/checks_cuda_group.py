@@ -230,14 +230,103 @@ def groups_of_ranks():
         assert cuda_stand_in.path_of(group).size == len(ranks)
 
 
+def exchangers(group=WORLD):
+    """What was made for exchanges of a group: {its last name in the store: it}."""
+    half = group._get_backend(torch.device("cpu")).paceline_cuda
+    return half._exchanges._made
+
+
+def two_talk(group, sender, receiver):
+    """By ranks of the job."""
+    if sender == RANK:
+        dist.send(values(RANK, 7), receiver, group=group, tag=5)
+    elif receiver == RANK:
+        received = torch.zeros(7)
+        dist.recv(received, sender, group=group, tag=5)
+        assert torch.equal(received, values(sender, 7))
+
+
+@check
+def two_ranks_talk_and_nobody_else_is_asked():
+    """In a group that has carried nothing else, too: its way is decided by all ranks, and only two of them call."""
+    group = dist.new_group()
+    two_talk(group, SIZE - 1, 0)
+    assert sorted(exchangers(group)) == ([f"0-{SIZE - 1}"] if RANK in (0, SIZE - 1) else [])
+    two_talk(group, 0, SIZE - 1)
+    assert len(exchangers(group)) <= 1, "the way back is another one"
+    dist.barrier()
+    tensor = values(RANK, 9)
+    dist.all_reduce(tensor, group=group)
+    assert torch.equal(tensor, sum(everyone(9)))
+
+
+@check
+def messages_keep_their_order():
+    other = RANK ^ 1
+    sent = [values(RANK, 40, dtype, salt) for salt, dtype in enumerate((torch.float32, torch.bfloat16, torch.int64))]
+    received = [torch.zeros_like(tensor) for tensor in sent]
+    works = [dist.isend(tensor, other) for tensor in sent] + [dist.irecv(tensor, other) for tensor in received]
+    for work in works:
+        work.wait()
+    for salt, tensor in enumerate(received):
+        assert torch.equal(tensor, values(other, 40, tensor.dtype, salt))
+
+
+@check
+def a_batch_is_one_launch_for_each_pair():
+    """Between neighbours both ways at once, in any order; ranks that the batch does not name stay away."""
+    for ranks in (range(SIZE), range(2)):
+        if RANK not in ranks:
+            continue
+        right, left = (RANK + 1) % len(ranks), (RANK - 1) % len(ranks)
+        forward, backward = torch.zeros(30), torch.zeros(50)
+        operations = [
+            dist.P2POp(dist.isend, values(RANK, 30), right),
+            dist.P2POp(dist.irecv, backward, right),
+            dist.P2POp(dist.isend, values(RANK, 50, salt=1), left),
+            dist.P2POp(dist.irecv, forward, left),
+        ]
+        if RANK % 2:
+            operations = operations[2:] + operations[:2]
+        before = {name: len(one.launches) for name, one in exchangers().items()}
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        assert torch.equal(forward, values(left, 30)) and torch.equal(backward, values(right, 50, salt=1))
+        if torch.__version__ >= "2":
+            pairs = {f"{min(RANK, peer)}-{max(RANK, peer)}" for peer in (left, right)}
+            new = {name: one.launches[before.get(name, 0) :] for name, one in exchangers().items()}
+            assert {name: n for name, n in new.items() if n} == {pair: [4 // len(pairs)] for pair in pairs}, new
+
+
+@check
+def blocks_from_all_to_all():
+    even = torch.empty(3 * SIZE)
+    dist.all_to_all_single(even, values(RANK, 3 * SIZE))
+    assert torch.equal(even, torch.cat([v[3 * RANK : 3 * RANK + 3] for v in everyone(3 * SIZE)]))
+    rows = [[(a + 2 * b) % 3 for b in range(SIZE)] for a in range(SIZE)]  # zero rows occur
+    outgoing, incoming = rows[RANK], [rows[a][RANK] for a in range(SIZE)]
+    output = torch.empty(sum(incoming), 2)
+    source = values(RANK, 2 * sum(outgoing)).view(-1, 2)
+    work = dist.all_to_all_single(output, source, incoming, outgoing, async_op=True)
+    work.wait()
+    wanted = [values(a, 2 * sum(rows[a])).view(-1, 2).split(rows[a])[RANK] for a in range(SIZE)]
+    assert torch.equal(output, torch.cat(wanted))
+    outputs = [torch.empty(4) for _ in range(SIZE)]
+    dist.all_to_all(outputs, list(values(RANK, 4 * SIZE).split(4)))
+    assert torch.equal(torch.cat(outputs), torch.cat([v[4 * RANK : 4 * RANK + 4] for v in everyone(4 * SIZE)]))
+    assert exchangers()["all"].size == SIZE
+
+
 @check
 def what_is_not_offered_is_named():
-    for call in (
-        lambda: dist.all_to_all_single(torch.empty(SIZE), torch.empty(SIZE)),
-        lambda: dist.send(torch.empty(3), (RANK + 1) % SIZE),
-        lambda: dist.recv(torch.empty(3), (RANK + 1) % SIZE),
-    ):
-        raises(UnsupportedError, "cuda:nccl", call)
+    backend = WORLD._get_backend(torch.device("cpu"))
+    for peer, said in ((RANK, "itself"), (SIZE, f"no rank {SIZE}"), (-1, "no rank -1")):
+        raises(
+            InvalidArgumentError,
+            said,
+            lambda peer=peer: backend.paceline_cuda.exchanges().batch([("send", ([], peer, 0))]),
+        )
+    raises(UnsupportedError, "name its source", lambda: dist.recv(torch.empty(3)))
     raises(UnsupportedError, "to_dense", lambda: dist.all_reduce(torch.eye(3).to_sparse()))
     raises(InvalidArgumentError, "× ", lambda: dist.all_gather_into_tensor(torch.empty(SIZE + 1), torch.empty(1)))
     raises(InvalidArgumentError, "× ", lambda: dist.reduce_scatter_tensor(torch.empty(2), torch.empty(2 * SIZE + 1)))

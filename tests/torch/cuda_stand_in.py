@@ -6,16 +6,19 @@ streams, and the path, which works at once instead of in stream order. The path 
 
 import contextlib
 import ctypes
+import datetime
 import itertools
 import weakref
 
 import torch
+import torch.distributed as dist
 from torch.futures import Future
 
 from paceline import _cuda
 from paceline import communicator as core
 from paceline._torch import cuda_group
 from paceline._torch.cuda_collectives import CudaCollectives
+from paceline._torch.cuda_exchanges import WorkOfMany
 from paceline._torch.endpoints import make_communicator
 from paceline.errors import InvalidArgumentError
 
@@ -137,8 +140,59 @@ def _view(pointer, count, dtype):
     return torch.frombuffer(raw, dtype=_TORCH[dtype])
 
 
+class GlooAsNccl:
+    """Torch's Gloo with what torch's NCCL has besides: batches, whose sends and receives have no Works of their own."""
+
+    def __init__(self, store, rank, size, timeout, prefix="paceline-nccl/"):
+        seconds = datetime.timedelta(seconds=timeout or 60)
+        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore(prefix, store), rank, size, seconds)
+        self._batch = None
+        self.size, self.launches = size, []
+
+    def _start_coalescing(self):
+        assert self._batch is None
+        self._batch = []
+
+    def _end_coalescing(self):
+        works, self._batch = self._batch, None
+        self.launches.append(len(works))
+        return WorkOfMany(works)
+
+    def _message(self, method, tensors, other, tag):
+        assert tag == 0, "NCCL has none"
+        work = getattr(self._gloo, method)(tensors, other, tag)
+        if self._batch is None:
+            return work
+        self._batch.append(work)
+        return None
+
+    def send(self, tensors, other, tag):
+        return self._message("send", tensors, other, tag)
+
+    def recv(self, tensors, other, tag):
+        return self._message("recv", tensors, other, tag)
+
+    def alltoall_base(self, *arguments):
+        method = getattr(self._gloo, "all_to_all_single", None) or self._gloo.alltoall_base
+        return method(*arguments)
+
+    def alltoall(self, outputs, inputs, _opts=None):
+        """Gloo has none of lists."""
+        rank = self._gloo.rank()
+        outputs[rank].copy_(inputs[rank])
+        others = [r for r in range(self.size) if r != rank]
+        works = [self._gloo.send([inputs[r]], r, 1) for r in others]
+        return WorkOfMany(works + [self._gloo.recv([outputs[r]], r, 1) for r in others])
+
+    def shutdown(self):
+        self._gloo = None
+
+
 class StandInGroup(cuda_group.CudaGroup):
     """Opens a PointerPath where a GPU would open its path."""
+
+    def _on_one_node(self):
+        return False
 
     def _open(self, device):
         communicator = make_communicator(
@@ -167,6 +221,7 @@ def install():
         return None
 
     cuda_group.first_cuda_device = first_device
+    cuda_group.nccl_backend = GlooAsNccl
     process_group.CudaGroup = StandInGroup
 
 

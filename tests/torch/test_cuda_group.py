@@ -11,7 +11,7 @@ from support import Suite, names_of
 
 from paceline import _cuda
 from paceline import communicator as core
-from paceline._torch import cuda_group, cuda_steps
+from paceline._torch import cuda_exchanges, cuda_group, cuda_steps
 from paceline.errors import InvalidArgumentError, PeerLostError, UnsupportedError
 
 SUITES = {ranks: Suite("checks_cuda_group.py", ranks) for ranks in (2, 4)}
@@ -151,6 +151,99 @@ def test_groups_are_closed_in_one_order(monkeypatch):
     assert closed == ["two", "one"]
 
 
+class Recorder:
+    """A backend of two ranks or more that notes what it is asked for."""
+
+    def __init__(self, log, purpose, batches):
+        self.log, self.purpose = log, purpose
+        if batches:
+            self._start_coalescing = lambda: log.append((purpose, "start"))
+            self._end_coalescing = lambda: log.append((purpose, "end")) or f"work {purpose}"
+
+    def send(self, tensors, other, _tag):
+        self.log.append((self.purpose, f"send {tensors} to {other}"))
+        return f"sent {tensors}"
+
+    def recv(self, tensors, other, _tag):
+        self.log.append((self.purpose, f"receive {tensors} from {other}"))
+        return f"received {tensors}"
+
+    def abort(self):
+        self.log.append((self.purpose, "abort"))
+
+    def shutdown(self):
+        self.log.append((self.purpose, "shutdown"))
+
+
+@pytest.mark.parametrize("batches", [True, False])
+def test_pairs_come_in_one_order_on_all_ranks(batches):
+    """Rank 2 of 4 talks to 3, 0 and 1: as (0, 2), (1, 2), (2, 3). Without batches a pair's lower rank sends first."""
+    log, made = [], []
+
+    def make(purpose, rank, size):
+        made.append((purpose, rank, size))
+        return Recorder(log, purpose, batches)
+
+    exchanges = cuda_exchanges.Exchanges(2, 4, make)
+    work = exchanges.batch(
+        [
+            ("recv", ("a", 3, 0)),
+            ("send", ("b", 0, 0)),
+            ("send", ("c", 3, 0)),
+            ("recv", ("d", 1, 0)),
+            ("recv", ("e", 0, 9)),
+        ]
+    )
+    assert made == [("0-2", 1, 2), ("1-2", 1, 2), ("2-3", 0, 2)]
+    calls = {
+        "0-2": ["receive e from 0", "send b to 0"],
+        "1-2": ["receive d from 0"],
+        "2-3": ["send c to 1", "receive a from 1"],
+    }
+    around = (["start"], ["end"]) if batches else ([], [])
+    assert log == [(pair, what) for pair in calls for what in (*around[0], *calls[pair], *around[1])]
+    assert work._works[1] == ("work 1-2" if batches else "received d")
+    exchanges.of_all()
+    assert made[3:] == [("all", 2, 4)] and exchanges.batch([("send", ("f", 1, 0))]) is not None and len(made) == 4
+
+
+def test_one_node_has_nccl_for_everything_and_asks_nobody(monkeypatch):
+    """No communicator is made, so two ranks of many may begin."""
+    group = cuda_group.CudaGroup(0, 3, dist.HashStore(), "group", 0.0, Everybody([(0, 0), (0, 1), (0, 2)]))
+    monkeypatch.setattr(cuda_group, "nccl_backend", lambda *_: "nccl")
+    monkeypatch.setattr(cuda_group, "_look_after", lambda: None)
+    assert group.exchanges() is None and group.way(torch.device("cpu")) == "nccl" and group.exchanges() is None
+    over_nodes = cuda_group.CudaGroup(0, 2, dist.HashStore(), "group", 0.0, Everybody([(0, 0), (1, 0)]))
+    assert over_nodes.exchanges() is not None
+    over_nodes._nccl = "nccl"  # what the path can't carry is NCCL's altogether
+    assert over_nodes.exchanges() is None
+    group._unplaced = None
+    cuda_group._groups.discard(group)
+
+
+def exchanging(monkeypatch, log, world):
+    monkeypatch.setattr(cuda_group, "nccl_backend", lambda *given: Recorder(log, given[-1], True))
+    group = cuda_group.CudaGroup(0, 2, dist.HashStore(), "talkers", 0.0, world)
+    group.exchanges().batch([("send", ("a", 1, 0))])
+    group.exchanges().of_all()
+    return group
+
+
+def test_what_exchanges_ends_with_the_world(monkeypatch):
+    monkeypatch.setattr(cuda_group, "_look_after", lambda: None)
+    log = []
+    group = exchanging(monkeypatch, log, Everybody([(0, 0), (1, 0)]))
+    purposes = [purpose for purpose, what in log if what == "start"]
+    assert len(purposes) == 1 and purposes[0].endswith(
+        "exchange/0/talkers/0-1/".replace("/0/", f"/{cuda_group._worlds}/", 1)
+    )
+    log.clear()
+    cuda_group.close_all()
+    assert [what for _, what in log] == ["shutdown", "shutdown"]
+    cuda_group.close_all()
+    assert len(log) == 2 and group not in cuda_group._groups
+
+
 @pytest.mark.parametrize("in_batch", [False, True])
 def test_many_tensors_by_an_nccl_that_takes_one(in_batch):
     """As torch 2.0 to 2.14 show theirs to Python."""
@@ -263,3 +356,24 @@ def test_a_lost_rank_ends_nccl_too(monkeypatch):
         group.way(torch.device("cuda", 0))
     cuda_steps.unwatch(group)
     cuda_group._groups.discard(group)
+
+
+def test_a_lost_rank_ends_exchanges(monkeypatch):
+    """NCCL would wait for its message for ever, and steps that use what has not come must not be made."""
+    monkeypatch.setattr(cuda_group, "_LOOK_SECONDS", 0.01)
+    log, world = [], Everybody([(0, 0), (1, 0)])
+    group = exchanging(monkeypatch, log, world)
+    log.clear()
+    world.lost = PeerLostError("rank 1 is gone")
+    until = time.monotonic() + 5
+    while len(log) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert sorted(what for _, what in log) == ["abort", "abort"]
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    with pytest.raises(PeerLostError, match="rank 1 is gone"):
+        torch.optim.SGD([parameter], lr=1.0).step()
+    with pytest.raises(PeerLostError, match="rank 1 is gone"):
+        group.exchanges()
+    cuda_steps.unwatch(group)
+    group.close()

@@ -77,7 +77,6 @@ def other_names(operations):
     """A class of collectives: the names under which other versions of torch call them."""
     operations._allgather_base = operations.all_gather_single
     operations._reduce_scatter_base = operations.reduce_scatter_single
-    operations.alltoall_base = operations.all_to_all_single
     operations.allgather_into_tensor_coalesced = operations.all_gather_single_coalesced
     operations.reduce_scatter_tensor_coalesced = operations.reduce_scatter_single_coalesced
     return operations

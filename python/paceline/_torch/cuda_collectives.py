@@ -238,29 +238,6 @@ class CudaCollectives:
         work._blocking = True
         return work
 
-    def _refused(self, what):
-        raise as_torch_error(
-            UnsupportedError(
-                f"{what} of CUDA tensors is not offered over several nodes by the process group 'paceline'; hand over "
-                "CPU tensors, or make this group with backend 'cpu:paceline,cuda:nccl'"
-            )
-        )
-
-    def alltoall(self, *_):
-        self._refused("all_to_all")
-
-    def all_to_all_single(self, *_):
-        self._refused("all_to_all_single")
-
-    def send(self, *_):
-        self._refused("send()")
-
-    def recv(self, *_):
-        self._refused("recv()")
-
-    def recv_anysource(self, *_):
-        self._refused("recv() without a source")
-
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _native(self, tensor, op):

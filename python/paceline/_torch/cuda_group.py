@@ -18,9 +18,11 @@ import torch.distributed as dist
 
 from paceline import _cuda, _state
 from paceline import communicator as core
-from paceline._torch import aborts, amp, cuda_steps, endpoints
+from paceline._torch import aborts, amp, cuda_exchanges, cuda_steps, endpoints
 from paceline._torch.cuda_collectives import CudaCollectives, check_codec
+from paceline._torch.cuda_exchanges import Exchanges, WorkOfMany
 from paceline._torch.cuda_work import Streams, together
+from paceline._torch.older import MODERN
 from paceline._torch.work import as_torch_error
 from paceline.errors import AbortedError, InvalidArgumentError, PacelineError, UnsupportedError
 
@@ -30,6 +32,7 @@ _LOOK_SECONDS = 0.5
 _ROW = 1024
 _groups = weakref.WeakSet()
 _opened = []  # weak references, in the order in which groups were opened
+_exchanging = weakref.WeakSet()
 _worlds = 0  # that have ended: torch gives its groups the same names again
 _guard = None
 
@@ -46,6 +49,7 @@ class CudaGroup:
         self._nccl = None
         self._unplaced = None
         self._codec = "none"
+        self._exchanges = Exchanges(rank, size, self._make_exchange)
         self.failure = None
         self.communicator = None
 
@@ -62,6 +66,15 @@ class CudaGroup:
                     "rank (torch.cuda.set_device())"
                 )
             return self._way
+
+    def exchanges(self):
+        """What carries all-to-alls, sends and receives beside the path; None where NCCL carries the group anyway.
+
+        Unlike way() not a collective: two ranks that talk ask nobody else.
+        """
+        if self.failure is not None:
+            raise as_torch_error(self.failure)
+        return None if self._nccl is not None or self._on_one_node() else self._exchanges
 
     def compress(self, codec):
         check_codec(codec)
@@ -96,6 +109,7 @@ class CudaGroup:
             self.communicator.abort(str(error))
         if self._nccl is not None:
             aborts.abort(self._nccl)
+        self._exchanges.abort()
 
     def check(self):
         """Raises what ended the job, as far as this process knows."""
@@ -106,7 +120,9 @@ class CudaGroup:
     def close(self):
         """Orderly end; all ranks of the group call it."""
         _groups.discard(self)
+        _exchanging.discard(self)
         cuda_steps.unwatch(self)
+        self._exchanges.close()
         way, self._way = self._way, None
         if self.communicator is not None:
             self.communicator.close()
@@ -119,11 +135,18 @@ class CudaGroup:
 
     # --- the choice -------------------------------------------------------------------------------------------------
 
+    def _make_exchange(self, purpose, rank, size):
+        with self._lock:
+            _quiesce()
+            made = nccl_backend(self._store, rank, size, self._timeout, f"{self._prefix('exchange')}/{purpose}/")
+            _groups.add(self)
+            _exchanging.add(self)
+        watch_steps(self)
+        _look_after()
+        return made
+
     def _open(self, device):
-        for group in list(_groups):
-            group.arrive()  # memory is taken below, which may wait for streams that wait for the network
-        if torch.cuda.is_available():
-            torch.cuda.synchronize(device)
+        _quiesce()
         _groups.add(self)
         _opened.append(weakref.ref(self))
         reason, communicator = self._reason()
@@ -137,11 +160,17 @@ class CudaGroup:
         _look_after()
         return way
 
+    def _on_one_node(self):
+        """Whether the whole job is, which every rank knows without asking."""
+        return self._world is not None and self._world.identity.node_count == 1
+
     def _reason(self):
         """(why the group is left to NCCL, communicator), alike on all ranks; None: the path may carry it."""
         wish = core.setting("cuda_path", _state.face)
         if self.size == 1 or wish == "torch":
             return ("" if self.size == 1 else "PACELINE_CUDA_PATH=torch asks for it"), None
+        if self._on_one_node():
+            return "", None
         communicator = endpoints.make_communicator(
             self.rank, self.size, self._store, self._prefix("cuda-group"), self._timeout, announce=False
         )
@@ -183,6 +212,14 @@ class CudaGroup:
             take_place(backend, device, self._nccl)
 
 
+def _quiesce():
+    """Before memory is taken, which may wait for streams that wait for the network."""
+    for group in list(_groups):
+        group.arrive()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def _job_rank():
     return dist.get_rank() if dist.is_initialized() else 0
 
@@ -198,8 +235,8 @@ def watch_steps(group):
     cuda_steps.watch(group)
 
 
-def nccl_backend(store, rank, size, timeout):
-    """torch's ProcessGroupNCCL over a group's ranks."""
+def nccl_backend(store, rank, size, timeout, prefix="paceline-nccl/"):
+    """torch's ProcessGroupNCCL over `size` ranks that use the same prefix."""
     kind = getattr(dist, "ProcessGroupNCCL", None)
     if kind is None:
         raise UnsupportedError(
@@ -208,7 +245,7 @@ def nccl_backend(store, rank, size, timeout):
     options = kind.Options()
     if timeout:
         options._timeout = datetime.timedelta(seconds=timeout)
-    return kind(dist.PrefixStore("paceline-nccl/", store), rank, size, options)
+    return kind(dist.PrefixStore(prefix, store), rank, size, options)
 
 
 def take_place(backend, device, other):
@@ -290,6 +327,8 @@ def close_all():
         group = _opened.pop()()
         if group is not None:
             group.close()
+    for group in list(_exchanging):
+        group.close()
 
 
 # --- the guard --------------------------------------------------------------------------------------------------------
@@ -408,6 +447,10 @@ def _by_device(name):
         device = first_cuda_device((*arguments, *named.values()))
         if device is None:
             return getattr(super(ByDevice, self), name)(*arguments, **named)
+        if name in cuda_exchanges.NAMES:
+            exchanges = self.paceline_cuda.exchanges()
+            if exchanges is not None:
+                return self._exchange(exchanges, name, arguments, named)
         way = self.paceline_cuda.way(device)
         if self._batch is None:
             self.paceline_cuda.settle(self)
@@ -428,9 +471,11 @@ class ByDevice:
     paceline_cuda = None
     _cuda_batch = ()
     _nccl_batch = None
+    _messages = ()
+    _exchanged = ()
 
     def start_coalescing(self, *arguments):
-        self._cuda_batch = []
+        self._cuda_batch, self._messages, self._exchanged = [], [], []
         return super().start_coalescing(*arguments)
 
     _start_coalescing = start_coalescing
@@ -438,10 +483,34 @@ class ByDevice:
     def end_coalescing(self, *arguments):
         batch, self._cuda_batch = list(self._cuda_batch), ()
         nccl, self._nccl_batch = self._nccl_batch, None
+        messages, self._messages = self._messages, ()
+        works, self._exchanged = list(self._exchanged), ()
+        exchanges_only = not (self._batch or batch or nccl)
         whole = super().end_coalescing(*arguments)
         if nccl is not None:
-            return nccl._end_coalescing()
-        return together(batch) if batch else whole
+            whole = nccl._end_coalescing()
+        elif batch:
+            whole = together(batch)
+        if messages:
+            works.append(self.paceline_cuda.exchanges().batch(messages))
+        if not works:
+            return whole
+        if exchanges_only and len(works) == 1:
+            return works[0]
+        return WorkOfMany([*works, whole])
+
+    def _exchange(self, exchanges, name, arguments, named):
+        if name == "recv_anysource":
+            raise as_torch_error(UnsupportedError("recv() of a CUDA tensor has to name its source, as with NCCL"))
+        if name not in cuda_exchanges.MESSAGES:
+            work = call_way(exchanges.of_all(), name, False, *arguments, **named)
+            if self._batch is not None:
+                self._exchanged.append(work)
+            return work
+        if self._batch is None or not MODERN:
+            return exchanges.batch([(name, arguments)])
+        self._messages.append((name, arguments))
+        return None
 
     def _join_batch(self, way):
         """The first operation of a batch that falls to NCCL begins a batch there."""

@@ -301,6 +301,8 @@ class _Operations:
         receive = split_counts(output, output_splits, self._size, "output")
         return self._all_to_all(target, source, receive, send, opts, [output], None, source, copies=[(output, target)])
 
+    alltoall_base = all_to_all_single
+
     def _all_to_all(self, target, source, receive, send, opts, result, finish, keep, copies=()):
         dtype, factor = moved_as(source)
         op = self._submit(
