@@ -2,6 +2,7 @@
 #include "bootstrap/kv_tcp.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <map>
 #include <random>
 
+#include "base/testing/no_descriptors.h"
 #include "bootstrap/kv_server.h"
 #include "bootstrap/secret.h"
 
@@ -139,6 +141,28 @@ TEST_F(KvTcp, SilentStrangersCantKeepRanksOut) {
   EXPECT_TRUE(turn({}, [&] { return server->connections() == 0; }))
       << "they are dropped after the time-out";
   for (int fd : strangers) ::close(fd);
+}
+
+TEST_F(KvTcp, WithoutDescriptorsCallersWait) {
+  const int stranger = ::socket(AF_INET, SOCK_STREAM, 0);
+  auto at = numeric_address("127.0.0.1", server->port());
+  {
+    const paceline::testing::NoDescriptors none;
+    ASSERT_EQ(::connect(stranger, at->get(), at->length), 0);
+    SteadyClock clock;
+    int ready = 0;
+    const Time end = clock.now() + 300 * kMillisecond;
+    while (clock.now() < end) {
+      server->serve(clock.now());
+      pollfd p{server->poll_fd(), POLLIN, 0};
+      ready += ::poll(&p, 1, 5);
+    }
+    EXPECT_LT(ready, 20) << "the connection that nobody takes is reported again and again";
+    EXPECT_EQ(server->connections(), 0U);
+  }
+  EXPECT_TRUE(turn({}, [&] { return server->connections() == 1; }));
+  EXPECT_TRUE(works());
+  ::close(stranger);
 }
 
 TEST_F(KvTcp, AClientConnectsAgainAndSaysAgainWhatItPut) {

@@ -5,21 +5,24 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/testing/no_descriptors.h"
 #include "wire/tcp/socket.h"
 #include "wire/tcp/testing.h"
 
 namespace paceline::wire {
 namespace {
 
+using paceline::testing::NoDescriptors;
 using testing::Job;
 
 /// A plain socket to a channel.
 struct Stranger {
   Descriptor fd;
-  explicit Stranger(const std::string& address) {
+  Stranger() : fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {}
+  explicit Stranger(const std::string& address) : Stranger() { call(address); }
+  void call(const std::string& address) {
     auto to = parse_endpoint(address.substr(4));
     EXPECT_TRUE(to.is_ok());
-    fd.reset(::socket(to->family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
     EXPECT_EQ(::connect(fd.get(), to->get(), to->length), 0);
   }
   void say(std::span<const std::byte> bytes) {
@@ -164,6 +167,28 @@ TEST(TcpSecurity, FloodOfHalfOpenConnectionsShutsNobodyOut) {
     return open <= 16;
   }));
   EXPECT_TRUE(job_works(job, 3));
+}
+
+TEST(TcpSecurity, WithoutDescriptorsCallersWaitAndNobodySpins) {
+  Job job(2);
+  Stranger early;
+  {
+    const NoDescriptors none;
+    early.call(job.at(0)->address());                    // nobody can take it in
+    job.at(1)->post_note(0, std::vector<std::byte>(1));  // nor can this one call
+    const Time end = job.clock_.now() + 300 * kMillisecond;
+    int looks = 0;
+    for (; job.clock_.now() < end; ++looks) {
+      if (!job.step()) job.wait();
+    }
+    EXPECT_LT(looks, 100) << "the listener is readable all the time";
+    EXPECT_TRUE(job.events(0).notes.empty());
+  }
+  ASSERT_TRUE(job.run_until([&] { return !job.events(0).notes.empty(); }));
+  EXPECT_TRUE(job.events(0).losses.empty() && job.events(1).losses.empty());
+  early.say(std::vector<std::byte>(64));
+  ASSERT_TRUE(job.run_until([&] { return early.is_closed(); })) << "it was never taken in";
+  ASSERT_TRUE(job_works(job, 4));
 }
 
 // An authenticated peer that then sends nonsense is lost by name, after its connection was tried again.
