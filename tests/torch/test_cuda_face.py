@@ -379,6 +379,62 @@ def test_what_a_gated_step_sent_is_taken_back_when_not_finite(endpoint, fused):
     assert endpoint.communicator.said() == ["gate", "wait", "rollback"]
 
 
+def closure_of(endpoint):
+    def closure():
+        backward(endpoint)
+        return torch.tensor(2.5)
+
+    return closure
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_closure_sends_and_its_kernels_wait(endpoint, named):
+    optimizer = optimizer_of(endpoint)
+    parameter = optimizer.param_groups[0]["params"][0]
+    closure = closure_of(endpoint)
+    loss = optimizer.step(closure=closure) if named else optimizer.step(closure)
+    assert loss.item() == 2.5 and endpoint.communicator.said() == ["wait", "commit"]
+    stepped = parameter.detach().clone()
+    endpoint.communicator.error = PeerLostError("rank 1 is gone")
+    with pytest.raises(PeerLostError):
+        optimizer.step(closure)
+    assert torch.equal(parameter, stepped)
+
+
+def test_a_closure_that_is_called_often_waits_each_time(endpoint):
+    optimizer = optimizer_of(endpoint, torch.optim.LBFGS, max_iter=3, tolerance_grad=0, tolerance_change=0)
+    said = []
+
+    def closure():
+        said.append(endpoint.communicator.said())
+        backward(endpoint)
+        return torch.tensor(1.0)
+
+    optimizer.step(closure)
+    said.append(endpoint.communicator.said())
+    assert len(said) > 2 and said[0] == [] and all(calls.count("wait") == 1 for calls in said[1:]), said
+    assert said[-1][-2:] == ["wait", "commit"]
+
+
+def test_a_closure_with_a_gate(endpoint, fused):
+    optimizer = optimizer_of(endpoint, fused=True)
+    parameter = optimizer.param_groups[0]["params"][0]
+    optimizer.step(closure_of(endpoint))
+    assert endpoint.communicator.said() == ["gate"] and not hasattr(optimizer, "found_inf")
+    stepped = parameter.detach().clone()
+    assert not torch.equal(stepped, torch.ones(3))
+    endpoint.communicator.word.value = 1.0
+    optimizer.step(closure_of(endpoint))
+    assert torch.equal(parameter, stepped)
+    (_, closure), _ = cuda_steps.before_optimizer_step(optimizer, (optimizer, closure_of(endpoint)), {})
+    endpoint.communicator.said()
+    closure()
+    assert endpoint.communicator.said() == ["gate"] and hasattr(optimizer, "found_inf")
+    backward(endpoint)  # of the second call: what the gate was for arrives here
+    assert endpoint.communicator.said() == ["wait", "commit"] and not hasattr(optimizer, "found_inf")
+    endpoint.steps.arrive()
+
+
 def test_who_else_waits(endpoint, fused):
     """Two optimizers of a step, a loss scale, an optimizer of the script's own kind, a second model under way."""
     first, second = (optimizer_of(endpoint, fused=True) for _ in range(2))

@@ -5,6 +5,7 @@ left half-received, the host waits for arrival before every optimizer's step; no
 gate instead (gates.py), and what the wait would have settled is settled as the next backward pass begins.
 """
 
+import functools
 import time
 import weakref
 
@@ -55,6 +56,7 @@ class CudaSteps(residuals.ResidualSteps):
         count, self._under_way = self._under_way, 0
         gated, self._gated = self._gated, None
         self._models.clear()
+        self._take_back(gated)
         if not count:
             return
         try:
@@ -96,6 +98,12 @@ class CudaSteps(residuals.ResidualSteps):
     def _give_gate(self, optimizer):
         optimizer.found_inf = self.gate()
         self._gated = optimizer
+
+    def _take_back(self, optimizer):
+        """What a gate was for has arrived before the optimizer's step has ended: a closure that is called again."""
+        given = getattr(optimizer, "found_inf", None)
+        if any(given is gate for gate in self._gates.values()):
+            del optimizer.found_inf
 
     def gates(self, optimizer):
         """Whether this is the optimizer that was given a gate."""
@@ -160,10 +168,35 @@ def unwatch(steps):
     _live.discard(steps)
 
 
-def before_optimizer_step(optimizer, _args, _kwargs):
-    """torch's hook before every optimizer's step."""
+def before_optimizer_step(optimizer, args, kwargs):
+    """torch's hook before every optimizer's step. With a closure: (args, kwargs) with one in its place that waits."""
     if hasattr(optimizer, "_paceline_overlaps"):
-        return  # each bucket's update waits for its own gradient
+        return None  # each bucket's update waits for its own gradient
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        _before_kernels(optimizer)
+        return None
+    for steps in list(_live):
+        steps.before_step(optimizer)
+    changed = _with_a_wait(optimizer, closure)
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": changed}
+    return (args[0], changed, *args[2:]), kwargs
+
+
+def _with_a_wait(optimizer, closure):
+    """Its backward pass submits, and the optimizer's kernels come right after it."""
+
+    @functools.wraps(closure, updated=())
+    def closure_and_wait():
+        loss = closure()
+        _before_kernels(optimizer)
+        return loss
+
+    return closure_and_wait
+
+
+def _before_kernels(optimizer):
     everyone = list(_live)
     busy = [steps for steps in everyone if steps.under_way]
     for steps in everyone:
