@@ -251,7 +251,7 @@ def two_ranks_talk_and_nobody_else_is_asked():
     """In a group that has carried nothing else, too: its way is decided by all ranks, and only two of them call."""
     group = dist.new_group()
     two_talk(group, SIZE - 1, 0)
-    assert sorted(exchangers(group)) == ([f"0-{SIZE - 1}"] if RANK in (0, SIZE - 1) else [])
+    assert sorted(exchangers(group)) == ([f"000000-{SIZE - 1:06}"] if RANK in (0, SIZE - 1) else [])
     two_talk(group, 0, SIZE - 1)
     assert len(exchangers(group)) <= 1, "the way back is another one"
     dist.barrier()
@@ -288,13 +288,13 @@ def a_batch_is_one_launch_for_each_pair():
         ]
         if RANK % 2:
             operations = operations[2:] + operations[:2]
-        before = {name: len(one.launches) for name, one in exchangers().items()}
+        before = {name: len(one.launches) for name, one in exchangers().items()}  # a pair begins with one both ways
         for work in dist.batch_isend_irecv(operations):
             work.wait()
         assert torch.equal(forward, values(left, 30)) and torch.equal(backward, values(right, 50, salt=1))
         if torch.__version__ >= "2":
-            pairs = {f"{min(RANK, peer)}-{max(RANK, peer)}" for peer in (left, right)}
-            new = {name: one.launches[before.get(name, 0) :] for name, one in exchangers().items()}
+            pairs = {f"{min(RANK, peer):06}-{max(RANK, peer):06}" for peer in (left, right)}
+            new = {name: one.launches[before.get(name, 1) :] for name, one in exchangers().items()}
             assert {name: n for name, n in new.items() if n} == {pair: [4 // len(pairs)] for pair in pairs}, new
 
 
@@ -324,7 +324,7 @@ def what_is_not_offered_is_named():
         raises(
             InvalidArgumentError,
             said,
-            lambda peer=peer: backend.paceline_cuda.exchanges().batch([("send", ([], peer, 0))]),
+            lambda peer=peer: backend.paceline_cuda.exchanges().batch([("send", ([torch.ones(1)], peer, 0))]),
         )
     raises(UnsupportedError, "name its source", lambda: dist.recv(torch.empty(3)))
     raises(UnsupportedError, "to_dense", lambda: dist.all_reduce(torch.eye(3).to_sparse()))

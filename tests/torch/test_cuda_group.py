@@ -1,5 +1,6 @@
 """The CUDA half of the process group where there is no GPU: its methods on CPU tensors, and which way a group takes."""
 
+import os
 import threading
 import time
 
@@ -11,8 +12,9 @@ from support import Suite, names_of
 
 from paceline import _cuda
 from paceline import communicator as core
-from paceline._torch import cuda_exchanges, cuda_group, cuda_steps
+from paceline._torch import cuda_exchanges, cuda_group, cuda_steps, nccl
 from paceline.errors import InvalidArgumentError, PeerLostError, UnsupportedError
+from paceline.errors import TimeoutError as PacelineTimeoutError
 
 SUITES = {ranks: Suite("checks_cuda_group.py", ranks) for ranks in (2, 4)}
 
@@ -151,22 +153,29 @@ def test_groups_are_closed_in_one_order(monkeypatch):
     assert closed == ["two", "one"]
 
 
-class Recorder:
-    """A backend of two ranks or more that notes what it is asked for."""
+class Done:
+    def wait(self, *_):
+        pass
 
-    def __init__(self, log, purpose, batches):
-        self.log, self.purpose = log, purpose
+
+class Recorder:
+    """A backend of two ranks or more that notes what it is asked for, tensors by their value; 0 is the pair's first."""
+
+    def __init__(self, log, purpose, batches=True, refuses=False):
+        self.log, self.purpose, self.refuses = log, purpose, refuses
         if batches:
             self._start_coalescing = lambda: log.append((purpose, "start"))
-            self._end_coalescing = lambda: log.append((purpose, "end")) or f"work {purpose}"
+            self._end_coalescing = lambda: log.append((purpose, "end")) or Done()
 
     def send(self, tensors, other, _tag):
-        self.log.append((self.purpose, f"send {tensors} to {other}"))
-        return f"sent {tensors}"
+        self.log.append((self.purpose, f"send {int(tensors[0])} to {other}"))
+        if self.refuses and tensors[0]:
+            raise ValueError("not contiguous")
+        return Done()
 
     def recv(self, tensors, other, _tag):
-        self.log.append((self.purpose, f"receive {tensors} from {other}"))
-        return f"received {tensors}"
+        self.log.append((self.purpose, f"receive {int(tensors[0])} from {other}"))
+        return Done()
 
     def abort(self):
         self.log.append((self.purpose, "abort"))
@@ -175,36 +184,84 @@ class Recorder:
         self.log.append((self.purpose, "shutdown"))
 
 
+def message(name, value, peer, tag=0):
+    return (name, ([torch.tensor([float(value)])], peer, tag))
+
+
 @pytest.mark.parametrize("batches", [True, False])
 def test_pairs_come_in_one_order_on_all_ranks(batches):
     """Rank 2 of 4 talks to 3, 0 and 1: as (0, 2), (1, 2), (2, 3). Without batches a pair's lower rank sends first."""
     log, made = [], []
 
-    def make(purpose, rank, size):
-        made.append((purpose, rank, size))
-        return Recorder(log, purpose, batches)
+    def make(purpose, ranks):
+        made.append(tuple(ranks))
+        return Recorder(log, tuple(ranks), batches)
 
     exchanges = cuda_exchanges.Exchanges(2, 4, make)
-    work = exchanges.batch(
-        [
-            ("recv", ("a", 3, 0)),
-            ("send", ("b", 0, 0)),
-            ("send", ("c", 3, 0)),
-            ("recv", ("d", 1, 0)),
-            ("recv", ("e", 0, 9)),
-        ]
-    )
-    assert made == [("0-2", 1, 2), ("1-2", 1, 2), ("2-3", 0, 2)]
-    calls = {
-        "0-2": ["receive e from 0", "send b to 0"],
-        "1-2": ["receive d from 0"],
-        "2-3": ["send c to 1", "receive a from 1"],
-    }
-    around = (["start"], ["end"]) if batches else ([], [])
-    assert log == [(pair, what) for pair in calls for what in (*around[0], *calls[pair], *around[1])]
-    assert work._works[1] == ("work 1-2" if batches else "received d")
+    operations = [
+        message("recv", 1, 3),
+        message("send", 2, 0),
+        message("send", 3, 3),
+        message("recv", 4, 1),
+        message("recv", 5, 0, tag=9),
+    ]
+    work = exchanges.batch(operations)
+    work.wait()
+    assert [int(tensor) for tensor in work.result()] == [1, 2, 3, 4, 5]
+    assert made == [(0, 2), (1, 2), (2, 3)]
+
+    def launches(calls):
+        around = (["start"], ["end"]) if batches else ([], [])
+        return [(pair, what) for pair, whats in calls for what in (*around[0], *whats, *around[1])]
+
+    first = [(pair, [f"send 0 to {other}", f"receive 0 from {other}"]) for pair, other in zip(made, (0, 0, 1))]
+    then = [
+        ((0, 2), ["receive 5 from 0", "send 2 to 0"]),
+        ((1, 2), ["receive 4 from 0"]),
+        ((2, 3), ["send 3 to 1", "receive 1 from 1"]),
+    ]
+    assert log == launches(first + then)
     exchanges.of_all()
-    assert made[3:] == [("all", 2, 4)] and exchanges.batch([("send", ("f", 1, 0))]) is not None and len(made) == 4
+    exchanges.batch([message("send", 6, 1)])
+    assert made[3:] == [(0, 1, 2, 3)] and log[len(launches(first + then)) :] == launches([((1, 2), ["send 6 to 0"])])
+    log.clear()
+    exchanges.close()
+    assert log == [(ranks, "shutdown") for ranks in ((0, 2), (1, 2), (2, 3), (0, 1, 2, 3))]
+
+
+def test_a_refused_batch_is_closed():
+    """NCCL would swallow all that the thread calls from then on."""
+    log = []
+    exchanges = cuda_exchanges.Exchanges(0, 2, lambda purpose, ranks: Recorder(log, "pair", refuses=True))
+    with pytest.raises(ValueError, match="not contiguous"):
+        exchanges.batch([message("send", 7, 1)])
+    assert [what for _, what in log].count("start") == [what for _, what in log].count("end") == 2
+    future = exchanges.batch([message("recv", 8, 1)]).get_future()
+    assert future.done() and int(future.value()[0]) == 8
+
+
+def test_a_rank_that_does_not_come_is_named():
+    store, others = dist.HashStore(), {"rank 0 of the group": "0", "rank 3 of the group": "3"}
+    with pytest.raises(PacelineTimeoutError, match=r"rank 3 of the group did not come within 0\.05 s"):
+        cuda_exchanges.meet(store, "0", others, 0.05, lambda: None)
+    store.set("3", "1")
+    cuda_exchanges.meet(store, "0", others, 0.05, lambda: None)
+
+    def lost():
+        raise PeerLostError("rank 5 is gone")
+
+    with pytest.raises(PeerLostError):
+        cuda_exchanges.meet(store, "0", {"rank 4": "4"}, 0, lost)
+
+
+def test_what_it_makes_leaves_lost_ranks_to_the_guard(monkeypatch):
+    monkeypatch.setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "7")
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    with nccl.errors_are_ours():
+        assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+        assert os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "7"
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
+    assert os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "7"
 
 
 def test_one_node_has_nccl_for_everything_and_asks_nobody(monkeypatch):
@@ -222,9 +279,14 @@ def test_one_node_has_nccl_for_everything_and_asks_nobody(monkeypatch):
 
 
 def exchanging(monkeypatch, log, world):
-    monkeypatch.setattr(cuda_group, "nccl_backend", lambda *given: Recorder(log, given[-1], True))
-    group = cuda_group.CudaGroup(0, 2, dist.HashStore(), "talkers", 0.0, world)
-    group.exchanges().batch([("send", ("a", 1, 0))])
+    """A group whose rank 0 has sent something to rank 1 and to all."""
+    store = dist.HashStore()
+    monkeypatch.setattr(cuda_group, "nccl_backend", lambda *given: Recorder(log, given[1:3]))
+    group = cuda_group.CudaGroup(0, 3, store, "talkers", 5.0, world)
+    for purpose in ("000000-000001", "all"):
+        for rank in (1, 2):
+            store.set(f"{group._prefix('exchange')}/{purpose}/here/{rank}", "1")
+    group.exchanges().batch([message("send", 4, 1)])
     group.exchanges().of_all()
     return group
 
@@ -232,14 +294,11 @@ def exchanging(monkeypatch, log, world):
 def test_what_exchanges_ends_with_the_world(monkeypatch):
     monkeypatch.setattr(cuda_group, "_look_after", lambda: None)
     log = []
-    group = exchanging(monkeypatch, log, Everybody([(0, 0), (1, 0)]))
-    purposes = [purpose for purpose, what in log if what == "start"]
-    assert len(purposes) == 1 and purposes[0].endswith(
-        "exchange/0/talkers/0-1/".replace("/0/", f"/{cuda_group._worlds}/", 1)
-    )
+    group = exchanging(monkeypatch, log, Everybody([(0, 0), (1, 0), (2, 0)]))
+    assert [what for _, what in log].count("start") == 2
     log.clear()
     cuda_group.close_all()
-    assert [what for _, what in log] == ["shutdown", "shutdown"]
+    assert log == [((0, 2), "shutdown"), ((0, 3), "shutdown")]
     cuda_group.close_all()
     assert len(log) == 2 and group not in cuda_group._groups
 
@@ -361,7 +420,7 @@ def test_a_lost_rank_ends_nccl_too(monkeypatch):
 def test_a_lost_rank_ends_exchanges(monkeypatch):
     """NCCL would wait for its message for ever, and steps that use what has not come must not be made."""
     monkeypatch.setattr(cuda_group, "_LOOK_SECONDS", 0.01)
-    log, world = [], Everybody([(0, 0), (1, 0)])
+    log, world = [], Everybody([(0, 0), (1, 0), (2, 0)])
     group = exchanging(monkeypatch, log, world)
     log.clear()
     world.lost = PeerLostError("rank 1 is gone")
@@ -376,4 +435,6 @@ def test_a_lost_rank_ends_exchanges(monkeypatch):
     with pytest.raises(PeerLostError, match="rank 1 is gone"):
         group.exchanges()
     cuda_steps.unwatch(group)
+    log.clear()
     group.close()
+    assert log == [], "nobody is waited for after a fault"

@@ -11,29 +11,38 @@ come here.
 """
 
 import contextlib
+import threading
+import time
 
 import torch
 import torch.distributed as dist
+from torch.futures import Future
 
 from paceline._torch import aborts
 from paceline.errors import InvalidArgumentError
+from paceline.errors import TimeoutError as PacelineTimeoutError
 
 _Work = dist.Work if hasattr(dist, "Work") else dist._Work
 MESSAGES = ("send", "recv")
 NAMES = (*MESSAGES, "alltoall", "all_to_all_single", "alltoall_base", "recv_anysource")
+_LOOK_SECONDS = 0.005
 
 
 class Exchanges:
-    """Of one group. make(purpose, rank, size): a ProcessGroupNCCL over some of the group's ranks."""
+    """Of one group. make(purpose, ranks): a ProcessGroupNCCL over these ranks of the group, which waits for them."""
 
     def __init__(self, rank, size, make):
         self._rank, self._size = rank, size
         self._make = make
         self._made = {}
+        self._making = threading.Lock()  # forward and backward passes come from two threads
 
     def of_all(self):
         """The ProcessGroupNCCL over all ranks, which carries all-to-alls."""
-        return self._backend("all", self._rank, self._size)
+        with self._making:
+            if "all" not in self._made:
+                self._made["all"] = self._make("all", range(self._size))
+            return self._made["all"]
 
     def batch(self, operations):
         """One Work for several sends and receives, each (name, (tensors, rank of the group, tag)).
@@ -43,19 +52,21 @@ class Exchanges:
         by_peer = {}
         for name, (tensors, peer, *_) in operations:
             by_peer.setdefault(self._checked(peer), []).append((name, tensors))
-        works = []
-        for peer in sorted(by_peer, key=lambda peer: (min(peer, self._rank), max(peer, self._rank))):
-            works.append(self._with_one(peer, by_peer[peer]))
-        return works[0] if len(works) == 1 else WorkOfMany(works)
+        peers = sorted(by_peer, key=lambda peer: (min(peer, self._rank), max(peer, self._rank)))
+        device = operations[0][1][0][0].device
+        pairs = [(self._pair(peer, device), peer) for peer in peers]  # all of them, before anything is on its way
+        works = [work for pair, peer in pairs for work in self._with_one(pair, peer, by_peer[peer])]
+        return WorkOfMany(works, [tensor for _, (tensors, *_) in operations for tensor in tensors])
 
     def abort(self):
-        for backend in self._made.values():
+        for backend in list(self._made.values()):
             aborts.abort(backend)
 
-    def close(self):
+    def close(self, failed=False):
+        """An orderly end, in the same order on all ranks; failed: abort() was called, and nobody is waited for."""
         made, self._made = self._made, {}
-        for backend in made.values():
-            if hasattr(backend, "shutdown"):
+        for _, backend in sorted(made.items()):
+            if hasattr(backend, "shutdown") and not failed:
                 backend.shutdown()
 
     def _checked(self, peer):
@@ -65,44 +76,72 @@ class Exchanges:
             raise InvalidArgumentError(f"rank {peer} of the group can't send CUDA tensors to itself; copy them")
         return peer
 
-    def _with_one(self, peer, operations):
+    def _pair(self, peer, device):
+        """Made with a message both ways in one launch: NCCL connects what a launch uses, and takes for granted that the
+        other rank's launch mirrors it. What comes later need not.
+        """
         low, high = sorted((peer, self._rank))
-        pair = self._backend(f"{low}-{high}", int(self._rank == high), 2)
-        other = int(self._rank == low)
+        name = f"{low:06}-{high:06}"
+        with self._making:
+            if name not in self._made:
+                pair = self._make(name, (low, high))
+                other = int(self._rank == low)
+                first = torch.zeros(2, 1, device=device)
+                works = _launch(pair, other, [("send", [first[0]]), ("recv", [first[1]])])
+                for work in works:
+                    work.wait()
+                self._made[name] = pair
+            return self._made[name]
+
+    def _with_one(self, pair, peer, operations):
+        other = int(self._rank < peer)
         # Where there are no batches, who has the lower rank sends first.
-        operations = sorted(operations, key=lambda one: (one[0] == "send") == (other == 0))
-        works, whole = [], []
-        with _one_launch(pair, whole):
-            for name, tensors in operations:
-                works.append(getattr(pair, name)(tensors, other, 0))
-        works = whole or works
-        return works[0] if len(works) == 1 else WorkOfMany(works)
-
-    def _backend(self, purpose, rank, size):
-        if purpose not in self._made:
-            self._made[purpose] = self._make(purpose, rank, size)
-        return self._made[purpose]
+        return _launch(pair, other, sorted(operations, key=lambda one: (one[0] == "send") == (other == 0)))
 
 
-@contextlib.contextmanager
-def _one_launch(backend, whole):
-    """What is called meanwhile is one launch, whose Work is added to `whole`; before torch 2 each is its own."""
-    batches = hasattr(backend, "_start_coalescing")
-    if batches:
-        backend._start_coalescing()
-    yield
-    if batches:
-        work = backend._end_coalescing()
-        if work is not None:
-            whole.append(work)
+def _launch(pair, other, operations):
+    """Works of sends and receives between two ranks: one, as they are one launch; before torch 2 each is its own."""
+    works = []
+    if not hasattr(pair, "_start_coalescing"):
+        return [getattr(pair, name)(tensors, other, 0) for name, tensors in operations]
+    pair._start_coalescing()
+    try:
+        for name, tensors in operations:
+            works.append(getattr(pair, name)(tensors, other, 0))
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            pair._end_coalescing()  # left open, it would swallow all that this thread hands to NCCL from now on
+        raise
+    return [pair._end_coalescing()]
+
+
+def meet(store, mine, all_here, seconds, check):
+    """Waits in the store for those who make something together, as NCCL would, but not for ever.
+
+    mine, all_here: keys, the latter by name of their ranks; check(): raises what ended the job. Raises
+    paceline.TimeoutError that names who has not come.
+    """
+    store.set(mine, "1")
+    until = time.monotonic() + seconds if seconds > 0 else float("inf")
+    missing = dict(all_here)
+    while missing:
+        missing = {name: key for name, key in missing.items() if not store.check([key])}
+        check()
+        if missing and time.monotonic() > until:
+            raise PacelineTimeoutError(
+                f"send(), recv() or all-to-all of CUDA tensors: {', '.join(missing)} did not come within {seconds:g} s"
+            )
+        if missing:
+            time.sleep(_LOOK_SECONDS)
 
 
 class WorkOfMany(_Work):
-    """Done when all of `works` are."""
+    """Done when all of `works` are. tensors: what they send and receive."""
 
-    def __init__(self, works):
+    def __init__(self, works, tensors=()):
         super().__init__()
         self._works = [work for work in works if work is not None]
+        self._tensors = list(tensors)
 
     def wait(self, *timeout):
         for work in self._works:
@@ -122,10 +161,15 @@ class WorkOfMany(_Work):
         return next((e for e in (work.exception() for work in self._works) if e is not None), None)
 
     def result(self):
-        return [tensor for work in self._works for tensor in work.result()]
+        return self._tensors
 
     def get_future(self):
-        return torch.futures.collect_all([work.get_future() for work in self._works])
+        """Of the tensors; the caller's stream waits for them already. NCCL's own for a batch holds none."""
+        self.wait()
+        devices = {tensor.device for tensor in self._tensors if tensor.device.type == "cuda"}
+        future = Future(devices=list(devices)) if devices else Future()
+        future.set_result(self._tensors)
+        return future
 
     getFuture = get_future
 

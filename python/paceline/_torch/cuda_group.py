@@ -7,7 +7,6 @@ operation, sends and receives, coalescing, a watchdog.
 """
 
 import ctypes
-import datetime
 import importlib
 import threading
 import time
@@ -22,6 +21,7 @@ from paceline._torch import aborts, amp, cuda_exchanges, cuda_steps, endpoints
 from paceline._torch.cuda_collectives import CudaCollectives, check_codec
 from paceline._torch.cuda_exchanges import Exchanges, WorkOfMany
 from paceline._torch.cuda_work import Streams, together
+from paceline._torch.nccl import errors_are_ours, nccl_backend, take_place
 from paceline._torch.older import MODERN
 from paceline._torch.work import as_torch_error
 from paceline.errors import AbortedError, InvalidArgumentError, PacelineError, UnsupportedError
@@ -72,8 +72,7 @@ class CudaGroup:
 
         Unlike way() not a collective: two ranks that talk ask nobody else.
         """
-        if self.failure is not None:
-            raise as_torch_error(self.failure)
+        self._raise_failure()
         return None if self._nccl is not None or self._on_one_node() else self._exchanges
 
     def compress(self, codec):
@@ -122,7 +121,7 @@ class CudaGroup:
         _groups.discard(self)
         _exchanging.discard(self)
         cuda_steps.unwatch(self)
-        self._exchanges.close()
+        self._exchanges.close(failed=self.failure is not None)
         way, self._way = self._way, None
         if self.communicator is not None:
             self.communicator.close()
@@ -135,18 +134,29 @@ class CudaGroup:
 
     # --- the choice -------------------------------------------------------------------------------------------------
 
-    def _make_exchange(self, purpose, rank, size):
-        with self._lock:
-            _quiesce()
-            made = nccl_backend(self._store, rank, size, self._timeout, f"{self._prefix('exchange')}/{purpose}/")
-            _groups.add(self)
-            _exchanging.add(self)
+    def _make_exchange(self, purpose, ranks):
+        """ProcessGroupNCCL over ranks of the group, once all of them have come."""
+        for group in list(_groups):
+            group.arrive()  # NCCL takes memory, which may wait for streams that wait for the network
+        prefix = f"{self._prefix('exchange')}/{purpose}/"
+        _groups.add(self)
+        _exchanging.add(self)
         watch_steps(self)
         _look_after()
-        return made
+        here = {f"rank {rank} of the group": f"{prefix}here/{rank}" for rank in ranks}
+        cuda_exchanges.meet(self._store, f"{prefix}here/{self.rank}", here, self._timeout, self._raise_failure)
+        with errors_are_ours():
+            return nccl_backend(self._store, list(ranks).index(self.rank), len(ranks), self._timeout, prefix)
+
+    def _raise_failure(self):
+        if self.failure is not None:
+            raise as_torch_error(self.failure)
 
     def _open(self, device):
-        _quiesce()
+        for group in list(_groups):
+            group.arrive()  # memory is taken below, which may wait for streams that wait for the network
+        if torch.cuda.is_available():
+            torch.cuda.synchronize(device)
         _groups.add(self)
         _opened.append(weakref.ref(self))
         reason, communicator = self._reason()
@@ -212,14 +222,6 @@ class CudaGroup:
             take_place(backend, device, self._nccl)
 
 
-def _quiesce():
-    """Before memory is taken, which may wait for streams that wait for the network."""
-    for group in list(_groups):
-        group.arrive()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def _job_rank():
     return dist.get_rank() if dist.is_initialized() else 0
 
@@ -233,35 +235,6 @@ def watch_steps(group):
     """group.before_step() is called before every optimizer's step."""
     amp.watch_optimizers(importlib.import_module("torch.optim.optimizer"))  # torch.optim hides the module's name
     cuda_steps.watch(group)
-
-
-def nccl_backend(store, rank, size, timeout, prefix="paceline-nccl/"):
-    """torch's ProcessGroupNCCL over `size` ranks that use the same prefix."""
-    kind = getattr(dist, "ProcessGroupNCCL", None)
-    if kind is None:
-        raise UnsupportedError(
-            f"torch {torch.__version__} was built without NCCL, which joins the GPUs of a node; install torch for CUDA"
-        )
-    options = kind.Options()
-    if timeout:
-        options._timeout = datetime.timedelta(seconds=timeout)
-    return kind(dist.PrefixStore(prefix, store), rank, size, options)
-
-
-def take_place(backend, device, other):
-    """`other` carries the device's tensors from now on, in whichever process group has `backend`.
-
-    Where the backend is a whole process group (older torch), its methods go on handing them over.
-    """
-    if isinstance(backend, dist.ProcessGroup):
-        return
-    for group in list(dist.distributed_c10d._world.pg_map):
-        try:
-            mine = group._get_backend(torch.device(device.type)) is backend
-        except (AttributeError, RuntimeError):
-            continue
-        if mine:
-            group._register_backend(torch.device(device.type), dist.ProcessGroup.BackendType.NCCL, other)
 
 
 def _first_reason(communicator, missing):
@@ -327,7 +300,7 @@ def close_all():
         group = _opened.pop()()
         if group is not None:
             group.close()
-    for group in list(_exchanging):
+    for group in sorted(_exchanging, key=lambda group: group._name):
         group.close()
 
 
@@ -484,20 +457,20 @@ class ByDevice:
         batch, self._cuda_batch = list(self._cuda_batch), ()
         nccl, self._nccl_batch = self._nccl_batch, None
         messages, self._messages = self._messages, ()
-        works, self._exchanged = list(self._exchanged), ()
-        exchanges_only = not (self._batch or batch or nccl)
+        parts, self._exchanged = list(self._exchanged), ()
+        cpu_too = bool(self._batch)
         whole = super().end_coalescing(*arguments)
         if nccl is not None:
-            whole = nccl._end_coalescing()
+            parts.append(nccl._end_coalescing())
         elif batch:
-            whole = together(batch)
+            parts.append(together(batch))
         if messages:
-            works.append(self.paceline_cuda.exchanges().batch(messages))
-        if not works:
-            return whole
-        if exchanges_only and len(works) == 1:
-            return works[0]
-        return WorkOfMany([*works, whole])
+            parts.append(self.paceline_cuda.exchanges().batch(messages))
+        if cpu_too or not parts:
+            parts.append(whole)
+        else:
+            self._claim(whole)  # it stands for nothing
+        return parts[0] if len(parts) == 1 else WorkOfMany(parts)
 
     def _exchange(self, exchanges, name, arguments, named):
         if name == "recv_anysource":
