@@ -424,12 +424,17 @@ def test_a_closure_with_a_gate(endpoint, fused):
     stepped = parameter.detach().clone()
     assert not torch.equal(stepped, torch.ones(3))
     endpoint.communicator.word.value = 1.0
-    optimizer.step(closure_of(endpoint))
+
+    def closure():
+        assert endpoint.communicator.said() == [], "the forward pass need not wait for the step before"
+        return closure_of(endpoint)()
+
+    optimizer.step(closure)
+    assert endpoint.communicator.said() == ["wait", "commit", "gate"]
     assert torch.equal(parameter, stepped)
     (_, closure), _ = cuda_steps.before_optimizer_step(optimizer, (optimizer, closure_of(endpoint)), {})
-    endpoint.communicator.said()
     closure()
-    assert endpoint.communicator.said() == ["gate"] and hasattr(optimizer, "found_inf")
+    assert endpoint.communicator.said() == ["wait", "commit", "gate"] and hasattr(optimizer, "found_inf")
     backward(endpoint)  # of the second call: what the gate was for arrives here
     assert endpoint.communicator.said() == ["wait", "commit"] and not hasattr(optimizer, "found_inf")
     endpoint.steps.arrive()

@@ -144,7 +144,10 @@ class CudaGroup:
         watch_steps(self)
         _look_after()
         here = {f"rank {rank} of the group": f"{prefix}here/{rank}" for rank in ranks}
-        cuda_exchanges.meet(self._store, f"{prefix}here/{self.rank}", here, self._timeout, self._raise_failure)
+        try:
+            cuda_exchanges.meet(self._store, f"{prefix}here/{self.rank}", here, self._timeout, self._raise_failure)
+        except PacelineError as error:
+            raise as_torch_error(error) from None
         with errors_are_ours():
             return nccl_backend(self._store, list(ranks).index(self.rank), len(ranks), self._timeout, prefix)
 

@@ -99,6 +99,11 @@ class CudaSteps(residuals.ResidualSteps):
         optimizer.found_inf = self.gate()
         self._gated = optimizer
 
+    @property
+    def has_gated(self):
+        """Whether all that is under way was sent before a step with a gate."""
+        return self._gated is not None
+
     def _take_back(self, optimizer):
         """What a gate was for has arrived before the optimizer's step has ended: a closure that is called again."""
         given = getattr(optimizer, "found_inf", None)
@@ -177,7 +182,8 @@ def before_optimizer_step(optimizer, args, kwargs):
         _before_kernels(optimizer)
         return None
     for steps in list(_live):
-        steps.before_step(optimizer)
+        if not (isinstance(steps, CudaSteps) and steps.has_gated):  # that step's kernels look for themselves
+            steps.before_step(optimizer)
     changed = _with_a_wait(optimizer, closure)
     if "closure" in kwargs:
         return args, {**kwargs, "closure": changed}
