@@ -4,8 +4,8 @@ import pytest
 from lab_launch import LabRun
 
 
-def survivors(which, where, nodes, timeout=60, **extra):
-    done = LabRun("faulty_gpu.py", nodes, [which, where], timeout=timeout, grace="10s", **extra)
+def survivors(which, where, nodes, timeout=60, script="faulty_gpu.py", **extra):
+    done = LabRun(script, nodes, [which, where], timeout=timeout, grace="10s", **extra)
     assert not done.hung, done.everything()
     others = [report for rank, report in enumerate(done.reports) if rank != 1]
     for report in others:
@@ -39,6 +39,20 @@ def test_a_fused_optimizer_that_nobody_waited_for_changes_nothing(where):
 
 def test_a_killed_rank_of_a_sharded_model_is_named():
     others, victim, everything = survivors("killed", "before", 2, CHECKS_BACKEND="cpu:paceline,cuda:paceline")
+    for report in others:
+        assert report["kind"] == "PeerLostError", everything
+        assert "rank 1" in report["text"], report["text"]
+        assert report["at"] - victim["at"] < 2.0, report["at"] - victim["at"]
+
+
+@pytest.mark.parametrize("exchange", ["messages", "all_to_all"])
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_rank_killed_amid_exchanges_is_named(exchange, nodes):
+    """NCCL's own watchdog would end the process, or wait; the optimizer must not use what never came."""
+    backend = "cpu:paceline,cuda:paceline"
+    others, victim, everything = survivors(
+        "killed", "before", nodes, script="faulty_messages.py", CHECKS_BACKEND=backend, CHECKS_EXCHANGE=exchange
+    )
     for report in others:
         assert report["kind"] == "PeerLostError", everything
         assert "rank 1" in report["text"], report["text"]

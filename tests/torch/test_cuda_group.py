@@ -221,7 +221,7 @@ def test_pairs_come_in_one_order_on_all_ranks(batches):
         ((2, 3), ["send 3 to 1", "receive 1 from 1"]),
     ]
     assert log == launches(first + then)
-    exchanges.of_all()
+    exchanges.all_to_all(lambda nccl: Done(), [])
     exchanges.batch([message("send", 6, 1)])
     assert made[3:] == [(0, 1, 2, 3)] and log[len(launches(first + then)) :] == launches([((1, 2), ["send 6 to 0"])])
     log.clear()
@@ -238,6 +238,44 @@ def test_a_refused_batch_is_closed():
     assert [what for _, what in log].count("start") == [what for _, what in log].count("end") == 2
     future = exchanges.batch([message("recv", 8, 1)]).get_future()
     assert future.done() and int(future.value()[0]) == 8
+
+
+class Later:
+    """An event that comes when it is asked for the third time."""
+
+    def __init__(self, comes=True):
+        self.asked, self.comes = 0, comes
+
+    def query(self):
+        self.asked += 1
+        return self.comes and self.asked > 2
+
+
+def test_a_step_waits_for_what_streams_wait_for(monkeypatch):
+    group = cuda_group.CudaGroup(0, 2, dist.HashStore(), "group", 0.0, None)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1.0)
+    event = group._exchanges._waited_for[7] = Later()
+    assert group.under_way
+    group.arrive()  # of the path alone: what is received later may need what this rank is about to do
+    assert event.asked == 0
+    group.before_step(optimizer)
+    assert event.asked == 3 and not group.under_way
+    group._exchanges._waited_for[7] = Later(comes=False)
+    group.failure = PeerLostError("rank 1 is gone")
+    with pytest.raises(PeerLostError):
+        group.before_step(optimizer)
+    group.failure = None
+    stuck = group._exchanges._waited_for[7] = Later(comes=False)
+    looked = []
+
+    def lost():
+        looked.append(stuck.asked)
+        if len(looked) > 3:
+            raise PeerLostError("rank 1 is gone")
+
+    monkeypatch.setattr(group, "_raise_failure", lost)
+    with pytest.raises(PeerLostError):
+        group.before_step(optimizer)
 
 
 def test_a_rank_that_does_not_come_is_named():
@@ -287,7 +325,7 @@ def exchanging(monkeypatch, log, world):
         for rank in (1, 2):
             store.set(f"{group._prefix('exchange')}/{purpose}/here/{rank}", "1")
     group.exchanges().batch([message("send", 4, 1)])
-    group.exchanges().of_all()
+    group.exchanges().all_to_all(lambda nccl: Done(), [])
     return group
 
 

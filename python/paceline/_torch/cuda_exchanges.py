@@ -25,7 +25,8 @@ from paceline.errors import TimeoutError as PacelineTimeoutError
 _Work = dist.Work if hasattr(dist, "Work") else dist._Work
 MESSAGES = ("send", "recv")
 NAMES = (*MESSAGES, "alltoall", "all_to_all_single", "alltoall_base", "recv_anysource")
-_LOOK_SECONDS = 0.005
+_LOOK_SECONDS = 0.005  # into the store
+_NAP_SECONDS = 0.0001
 
 
 class Exchanges:
@@ -36,13 +37,38 @@ class Exchanges:
         self._make = make
         self._made = {}
         self._making = threading.Lock()  # forward and backward passes come from two threads
+        self._waited_for = {}  # stream: event behind the last exchange that it waits for
 
-    def of_all(self):
-        """The ProcessGroupNCCL over all ranks, which carries all-to-alls."""
+    def all_to_all(self, call, outputs):
+        """call(backend) is an all-to-all of all ranks by the ProcessGroupNCCL that carries them."""
         with self._making:
             if "all" not in self._made:
                 self._made["all"] = self._make("all", range(self._size))
-            return self._made["all"]
+        work = call(self._made["all"])
+        whole = WorkOfMany([work], outputs, self._noted)
+        if work is None:
+            whole.wait()  # its stream is the caller's
+        return whole
+
+    @property
+    def under_way(self):
+        """Whether a stream waits, or has waited since arrive(), for something that has been exchanged."""
+        return bool(self._waited_for)
+
+    def arrive(self, check):
+        """Blocks the host until streams have what they wait for. check(): raises what ended the job, and NCCL."""
+        waited_for, self._waited_for = self._waited_for, {}
+        for event in waited_for.values():
+            while not event.query():
+                check()
+                time.sleep(_NAP_SECONDS)
+        check()
+
+    def _noted(self, tensors):
+        """The caller's stream has been told to wait."""
+        if any(tensor.device.type == "cuda" for tensor in tensors):
+            stream = torch.cuda.current_stream()
+            self._waited_for[stream.cuda_stream] = stream.record_event()
 
     def batch(self, operations):
         """One Work for several sends and receives, each (name, (tensors, rank of the group, tag)).
@@ -56,7 +82,7 @@ class Exchanges:
         device = operations[0][1][0][0].device
         pairs = [(self._pair(peer, device), peer) for peer in peers]  # all of them, before anything is on its way
         works = [work for pair, peer in pairs for work in self._with_one(pair, peer, by_peer[peer])]
-        return WorkOfMany(works, [tensor for _, (tensors, *_) in operations for tensor in tensors])
+        return WorkOfMany(works, [tensor for _, (tensors, *_) in operations for tensor in tensors], self._noted)
 
     def abort(self):
         for backend in list(self._made.values()):
@@ -65,6 +91,7 @@ class Exchanges:
     def close(self, failed=False):
         """An orderly end, in the same order on all ranks; failed: abort() was called, and nobody is waited for."""
         made, self._made = self._made, {}
+        self._waited_for.clear()
         for _, backend in sorted(made.items()):
             if hasattr(backend, "shutdown") and not failed:
                 backend.shutdown()
@@ -136,16 +163,19 @@ def meet(store, mine, all_here, seconds, check):
 
 
 class WorkOfMany(_Work):
-    """Done when all of `works` are. tensors: what they send and receive."""
+    """Done when all of `works` are. tensors: what they send and receive; noted(tensors): called after every wait()."""
 
-    def __init__(self, works, tensors=()):
+    def __init__(self, works, tensors=(), noted=None):
         super().__init__()
         self._works = [work for work in works if work is not None]
         self._tensors = list(tensors)
+        self._noted = noted
 
     def wait(self, *timeout):
         for work in self._works:
             work.wait(*timeout)
+        if self._noted is not None:
+            self._noted(self._tensors)
         return True
 
     def synchronize(self):

@@ -83,13 +83,16 @@ class CudaGroup:
 
     @property
     def under_way(self):
+        return self._submitted or self._exchanges.under_way
+
+    @property
+    def _submitted(self):
         return self.communicator is not None and self._way is not None and self._way.under_way > 0
 
     def arrive(self):
-        """Before an optimizer's step: everything submitted has come over the network, or what failed is raised."""
-        if self.failure is not None:
-            raise as_torch_error(self.failure)
-        if self.under_way:
+        """Everything submitted to the path has come over the network, or what failed is raised."""
+        self._raise_failure()
+        if self._submitted:
             try:
                 self._way.arrive()
             except PacelineError as error:
@@ -97,7 +100,10 @@ class CudaGroup:
                 raise as_torch_error(error) from None
 
     def before_step(self, _optimizer):
+        """No parameter changes by what a fault left half received."""
         self.arrive()
+        if self._exchanges.under_way:
+            self._exchanges.arrive(self._raise_failure)
 
     def fail(self, error):
         """A rank is gone: no stream may wait for it, NCCL's kernels neither."""
@@ -479,7 +485,8 @@ class ByDevice:
         if name == "recv_anysource":
             raise as_torch_error(UnsupportedError("recv() of a CUDA tensor has to name its source, as with NCCL"))
         if name not in cuda_exchanges.MESSAGES:
-            work = call_way(exchanges.of_all(), name, False, *arguments, **named)
+            outputs = arguments[0] if isinstance(arguments[0], (list, tuple)) else [arguments[0]]
+            work = exchanges.all_to_all(lambda nccl: call_way(nccl, name, False, *arguments, **named), outputs)
             if self._batch is not None:
                 self._exchanged.append(work)
             return work
