@@ -1,5 +1,6 @@
 """Ranks whose training needs each other's messages on the GPU; one is killed. Survivors write what they saw."""
 
+import faulthandler
 import json
 import os
 import signal
@@ -54,7 +55,8 @@ def main():
             same = all(torch.equal(a, b) for a, b in zip(before, net.parameters()))
             kinds = [kind.__name__ for kind in type(error).__mro__]
             note(kind=type(error).__name__, kinds=kinds, text=str(error), at=seen, unchanged=same, step=step)
-            raise
+            faulthandler.dump_traceback_later(5)  # what it hangs in, if it does
+            raise  # the process must be able to end by itself
 
 
 main()

@@ -27,12 +27,13 @@ def nccl_backend(store, rank, size, timeout, prefix="paceline-nccl/"):
 def errors_are_ours():
     """NCCL made meanwhile leaves lost ranks to the guard.
 
-    By itself it would look for a minute for others' traces, then end the process: the error that names the rank
-    would never be seen. Variables that the user has set stay.
+    By itself torch would wait a minute for others' traces, then end the process: the error that names the rank would
+    never be seen. And the thread that writes traces sleeps for eight minutes afterwards, for which the process's end
+    would wait. Variables that the user has set stay.
     """
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     handling = "TORCH_NCCL_ASYNC_ERROR_HANDLING" if version >= (2, 2) else "NCCL_ASYNC_ERROR_HANDLING"
-    ours = {handling: "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250"}
+    ours = {handling: "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
     added = {name: value for name, value in ours.items() if name not in os.environ}
     os.environ.update(added)
     try:
