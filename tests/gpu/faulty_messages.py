@@ -12,7 +12,7 @@ from gpu_world import DEVICE, RANK, SIZE
 from torch import nn
 
 REPORT = os.environ["CHECKS_REPORT"]
-VICTIM = 1
+VICTIM, LAST = 1, 8  # ranks that share a GPU take turns on it, so that a step of three takes a second or two
 EXCHANGE = os.environ["CHECKS_EXCHANGE"]
 
 
@@ -36,6 +36,7 @@ def exchanged(tensor):
 
 
 def main():
+    faulthandler.dump_traceback_later(50)  # what it hangs in, if it does
     torch.manual_seed(0)
     net = nn.Linear(512, 512).to(DEVICE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -44,7 +45,7 @@ def main():
         optimizer.zero_grad()
         data = torch.randn(8 * SIZE, 512, device=DEVICE)
         try:
-            if RANK == VICTIM and step == 20:
+            if RANK == VICTIM and step == LAST:
                 torch.cuda.synchronize()
                 note(at=time.monotonic())
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+import types
 
 import cuda_stand_in
 import pytest
@@ -12,7 +13,7 @@ from support import Suite, names_of
 
 from paceline import _cuda
 from paceline import communicator as core
-from paceline._torch import cuda_exchanges, cuda_group, cuda_steps, nccl
+from paceline._torch import cuda_exchanges, cuda_group, cuda_steps, lifetime, nccl
 from paceline.errors import InvalidArgumentError, PeerLostError, UnsupportedError
 from paceline.errors import TimeoutError as PacelineTimeoutError
 
@@ -197,7 +198,7 @@ def test_pairs_come_in_one_order_on_all_ranks(batches):
         made.append(tuple(ranks))
         return Recorder(log, tuple(ranks), batches)
 
-    exchanges = cuda_exchanges.Exchanges(2, 4, make)
+    exchanges = cuda_exchanges.Exchanges(2, 4, make, lambda: None)
     operations = [
         message("recv", 1, 3),
         message("send", 2, 0),
@@ -229,10 +230,76 @@ def test_pairs_come_in_one_order_on_all_ranks(batches):
     assert log == [(ranks, "shutdown") for ranks in ((0, 2), (1, 2), (2, 3), (0, 1, 2, 3))]
 
 
+@pytest.mark.parametrize("when", ["called", "waited for"])
+def test_an_error_of_nccl_gives_way_to_the_one_that_names_the_rank(monkeypatch, when):
+    class Broken:
+        def wait(self):
+            raise RuntimeError("NCCL error: remote process exited")
+
+    looks = []
+
+    def check():
+        looks.append(when)
+        if len(looks) == 3:
+            raise PeerLostError("rank 1 is gone")
+
+    def call(nccl):
+        if when == "called":
+            Broken().wait()
+        return Broken()
+
+    exchanges = cuda_exchanges.Exchanges(0, 2, lambda *_: "nccl", check)
+    with pytest.raises(PeerLostError, match="rank 1 is gone"):
+        exchanges.all_to_all(call, []).wait()
+    monkeypatch.setattr(cuda_exchanges, "_HEARD_SECONDS", 0.02)
+    with pytest.raises(RuntimeError, match="NCCL error"):
+        exchanges.all_to_all(call, []).wait()
+    assert len(looks) > 3
+
+
+def test_a_batch_of_a_group_in_python_is_one(monkeypatch):
+    """torch 2.11 calls its messages one by one, and NCCL would wait for the other rank of the first."""
+    lifetime.patch_batches()
+    monkeypatch.setattr(dist.distributed_c10d, "_check_p2p_op_list", lambda operations: None)
+    monkeypatch.setattr(cuda_group, "first_cuda_device", lambda tensors: tensors[0].device)
+    log = []
+
+    class InPython:
+        paceline_cuda = "cuda"
+
+        def start_coalescing(self):
+            log.append("start")
+
+        def end_coalescing(self):
+            log.append("end")
+            return "work"
+
+        def drop_batch(self):
+            log.append("drop")
+
+    group = InPython()
+
+    def call(tensor, peer, its_group, tag):
+        if peer < 0:
+            raise ValueError("no such rank")
+        assert its_group is group
+        log.append((int(tensor), peer, tag))
+
+    def operation(value, peer):
+        return types.SimpleNamespace(op=call, tensor=torch.tensor(value), peer=peer, group=group, tag=9)
+
+    assert dist.batch_isend_irecv([operation(1, 3), operation(2, 4)]) == ["work"]
+    assert log == ["start", (1, 3, 9), (2, 4, 9), "end"]
+    log.clear()
+    with pytest.raises(ValueError, match="no such rank"):
+        dist.batch_isend_irecv([operation(1, 3), operation(2, -1)])
+    assert log == ["start", (1, 3, 9), "drop"]
+
+
 def test_a_refused_batch_is_closed():
     """NCCL would swallow all that the thread calls from then on."""
     log = []
-    exchanges = cuda_exchanges.Exchanges(0, 2, lambda purpose, ranks: Recorder(log, "pair", refuses=True))
+    exchanges = cuda_exchanges.Exchanges(0, 2, lambda *_: Recorder(log, "pair", refuses=True), lambda: None)
     with pytest.raises(ValueError, match="not contiguous"):
         exchanges.batch([message("send", 7, 1)])
     assert [what for _, what in log].count("start") == [what for _, what in log].count("end") == 2

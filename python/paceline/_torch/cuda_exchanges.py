@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from paceline._torch import aborts
-from paceline.errors import InvalidArgumentError
+from paceline.errors import InvalidArgumentError, PacelineError
 from paceline.errors import TimeoutError as PacelineTimeoutError
 
 _Work = dist.Work if hasattr(dist, "Work") else dist._Work
@@ -27,14 +27,17 @@ MESSAGES = ("send", "recv")
 NAMES = (*MESSAGES, "alltoall", "all_to_all_single", "alltoall_base", "recv_anysource")
 _LOOK_SECONDS = 0.005  # into the store
 _NAP_SECONDS = 0.0001
+_HEARD_SECONDS = 2.0  # in which every rank has heard of a lost one
 
 
 class Exchanges:
-    """Of one group. make(purpose, ranks): a ProcessGroupNCCL over these ranks of the group, which waits for them."""
+    """Of one group. make(purpose, ranks): a ProcessGroupNCCL over these ranks of the group, which waits for them;
+    check(): raises what ended the job.
+    """
 
-    def __init__(self, rank, size, make):
+    def __init__(self, rank, size, make, check):
         self._rank, self._size = rank, size
-        self._make = make
+        self._make, self._check = make, check
         self._made = {}
         self._making = threading.Lock()  # forward and backward passes come from two threads
         self._waited_for = {}  # stream: event behind the last exchange that it waits for
@@ -44,8 +47,9 @@ class Exchanges:
         with self._making:
             if "all" not in self._made:
                 self._made["all"] = self._make("all", range(self._size))
-        work = call(self._made["all"])
-        whole = WorkOfMany([work], outputs, self._noted)
+        with self._named():
+            work = call(self._made["all"])
+        whole = WorkOfMany([work], outputs, self)
         if work is None:
             whole.wait()  # its stream is the caller's
         return whole
@@ -64,8 +68,23 @@ class Exchanges:
                 time.sleep(_NAP_SECONDS)
         check()
 
-    def _noted(self, tensors):
-        """The caller's stream has been told to wait."""
+    @contextlib.contextmanager
+    def _named(self):
+        """What NCCL says of a lost rank names none: the error that does comes soon, and takes its place."""
+        try:
+            yield
+        except RuntimeError as error:
+            until = time.monotonic() + _HEARD_SECONDS
+            while not isinstance(error, PacelineError) and time.monotonic() < until:
+                self._check()
+                time.sleep(_LOOK_SECONDS)
+            raise
+
+    def wait(self, works, timeout, tensors):
+        """The caller's stream waits for works that move `tensors`."""
+        with self._named():
+            for work in works:
+                work.wait(*timeout)
         if any(tensor.device.type == "cuda" for tensor in tensors):
             stream = torch.cuda.current_stream()
             self._waited_for[stream.cuda_stream] = stream.record_event()
@@ -80,9 +99,10 @@ class Exchanges:
             by_peer.setdefault(self._checked(peer), []).append((name, tensors))
         peers = sorted(by_peer, key=lambda peer: (min(peer, self._rank), max(peer, self._rank)))
         device = operations[0][1][0][0].device
-        pairs = [(self._pair(peer, device), peer) for peer in peers]  # all of them, before anything is on its way
-        works = [work for pair, peer in pairs for work in self._with_one(pair, peer, by_peer[peer])]
-        return WorkOfMany(works, [tensor for _, (tensors, *_) in operations for tensor in tensors], self._noted)
+        with self._named():
+            pairs = [(self._pair(peer, device), peer) for peer in peers]  # all of them, before anything is on its way
+            works = [work for pair, peer in pairs for work in self._with_one(pair, peer, by_peer[peer])]
+        return WorkOfMany(works, [tensor for _, (tensors, *_) in operations for tensor in tensors], self)
 
     def abort(self):
         for backend in list(self._made.values()):
@@ -163,19 +183,20 @@ def meet(store, mine, all_here, seconds, check):
 
 
 class WorkOfMany(_Work):
-    """Done when all of `works` are. tensors: what they send and receive; noted(tensors): called after every wait()."""
+    """Done when all of `works` are. tensors: what they send and receive; exchanges: whose they are, if one's."""
 
-    def __init__(self, works, tensors=(), noted=None):
+    def __init__(self, works, tensors=(), exchanges=None):
         super().__init__()
         self._works = [work for work in works if work is not None]
         self._tensors = list(tensors)
-        self._noted = noted
+        self._exchanges = exchanges
 
     def wait(self, *timeout):
-        for work in self._works:
-            work.wait(*timeout)
-        if self._noted is not None:
-            self._noted(self._tensors)
+        if self._exchanges is not None:
+            self._exchanges.wait(self._works, timeout, self._tensors)
+        else:
+            for work in self._works:
+                work.wait(*timeout)
         return True
 
     def synchronize(self):

@@ -49,7 +49,7 @@ class CudaGroup:
         self._nccl = None
         self._unplaced = None
         self._codec = "none"
-        self._exchanges = Exchanges(rank, size, self._make_exchange)
+        self._exchanges = Exchanges(rank, size, self._make_exchange, self._raise_lost)
         self.failure = None
         self.communicator = None
 
@@ -156,6 +156,15 @@ class CudaGroup:
             raise as_torch_error(error) from None
         with errors_are_ours():
             return nccl_backend(self._store, list(ranks).index(self.rank), len(ranks), self._timeout, prefix)
+
+    def _raise_lost(self):
+        """As _raise_failure(), without waiting for the guard to look."""
+        self._raise_failure()
+        try:
+            self.check()
+        except PacelineError as error:
+            fail_all(error)
+            raise as_torch_error(error) from None
 
     def _raise_failure(self):
         if self.failure is not None:
@@ -480,6 +489,10 @@ class ByDevice:
         else:
             self._claim(whole)  # it stands for nothing
         return parts[0] if len(parts) == 1 else WorkOfMany(parts)
+
+    def drop_batch(self):
+        """What was collected for a batch is not sent."""
+        self._cuda_batch, self._messages, self._exchanged, self._batch = (), (), (), None
 
     def _exchange(self, exchanges, name, arguments, named):
         if name == "recv_anysource":

@@ -9,7 +9,8 @@ from paceline._torch import cuda, cuda_group, endpoints, overlap
 
 
 def patch():
-    """Wraps destroy_process_group(), under both of its names."""
+    """Wraps destroy_process_group(), under both of its names, and batch_isend_irecv()."""
+    patch_batches()
     original = dist.distributed_c10d.destroy_process_group
     if getattr(original, "_paceline_patched", False):
         return
@@ -30,6 +31,35 @@ def patch():
 
     destroy_process_group._paceline_patched = True
     _replace("destroy_process_group", destroy_process_group)
+
+
+def patch_batches():
+    """Wraps batch_isend_irecv(): where our groups are in Python (torch before 2.15) torch knows no batches of theirs.
+
+    It would hand over one message after the other, and NCCL waits for the other rank of the first.
+    """
+    original = dist.distributed_c10d.batch_isend_irecv
+    if getattr(original, "_paceline_patched", False):
+        return
+
+    @functools.wraps(original)
+    def batch_isend_irecv(p2p_op_list):
+        group = p2p_op_list[0].group or dist.distributed_c10d._get_default_group() if p2p_op_list else None
+        tensors = [operation.tensor for operation in p2p_op_list]
+        if not hasattr(group, "paceline_cuda") or cuda_group.first_cuda_device(tensors) is None:
+            return original(p2p_op_list)
+        dist.distributed_c10d._check_p2p_op_list(p2p_op_list)
+        group.start_coalescing()
+        try:
+            for operation in p2p_op_list:
+                operation.op(operation.tensor, operation.peer, operation.group, operation.tag)
+        except BaseException:
+            group.drop_batch()
+            raise
+        return [group.end_coalescing()]
+
+    batch_isend_irecv._paceline_patched = True
+    _replace("batch_isend_irecv", batch_isend_irecv)
 
 
 def redirect_new_groups():
