@@ -183,6 +183,10 @@ PACELINE_API paceline_code paceline_comm_abort(paceline_comm* comm, const char* 
 PACELINE_API paceline_code paceline_comm_fail(paceline_comm* comm, paceline_code code,
                                               const char* sentence);
 PACELINE_API paceline_code paceline_comm_health(paceline_comm* comm);
+/* Says why this rank may not submit for a while what it will submit: `why` goes on with "rank 3 " ("waits for its GPU") and
+ * stays valid and unchanged until the handle is freed; NULL: no longer. At a deadline the others then do not take this rank
+ * for the one that is late, unless they find nobody else. Any thread, at the cost of a store. */
+PACELINE_API paceline_code paceline_comm_hold(paceline_comm* comm, const char* why);
 PACELINE_API paceline_code paceline_comm_identity(const paceline_comm* comm,
                                                   paceline_identity* identity);
 /* "4 ranks × ... " the start-up line; valid until the handle is freed. */

@@ -137,6 +137,12 @@ paceline_code paceline_comm_health(paceline_comm* comm) {
   });
 }
 
+paceline_code paceline_comm_hold(paceline_comm* comm, const char* why) {
+  if (auto status = usable(comm); !status) return report(status);
+  comm->engine->hold(why);
+  return PACELINE_OK;
+}
+
 paceline_code paceline_comm_identity(const paceline_comm* comm, paceline_identity* identity) {
   return guarded([&] {
     PACELINE_USABLE(comm);

@@ -43,7 +43,8 @@ struct ControlNote {
   Reason reason = Reason::kStall;    // kInquiry
   Description description;           // kInquiry
   Answer answer = Answer::kWaiting;  // kAnswer
-  std::string detail;                // kAnswer: the last operation of the stream
+  std::string
+      detail;  // kAnswer: the last operation of the stream; kWaiting: for what it has not submitted it
 };
 
 std::vector<std::byte> encode_note(const ControlNote& note);

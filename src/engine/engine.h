@@ -145,6 +145,9 @@ class Engine {
   /// blame stands in it, and this rank only passes it on.
   virtual void adopt(const Status& failure) = 0;
   [[nodiscard]] virtual Status health() const = 0;
+  /// Why this rank may not submit for a while, as it would go on with its name; must outlive the engine. nullptr: no longer.
+  /// Who asks at a deadline for what was not submitted is told so. From any thread.
+  virtual void hold(const char* why) = 0;
   /// Orderly end: true once all ranks have said goodbye or the deadline passed; after it a closing
   /// connection is no failure.
   virtual bool finish(Time now, Time deadline) = 0;

@@ -2,6 +2,7 @@
 // (losses, mismatches, deadlines, abort), finish.cc (the orderly end).
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -64,6 +65,7 @@ struct Record {
   Time inquiry_silent_at = kNever;  ///< by then every asked rank must have answered
   Time inquiry_over_at = kNever;    ///< by then the operation fails, whoever is to blame
   std::vector<Rank> asked;          ///< who has not answered yet
+  std::vector<std::pair<Rank, std::string>> held;  ///< who has not submitted it, and why not
   Outcome outcome;
 };
 
@@ -100,6 +102,7 @@ class EngineImpl final : public Engine {
   void abort(const Status& why) override;
   void adopt(const Status& failure) override;
   [[nodiscard]] Status health() const override { return failure_; }
+  void hold(const char* why) override { held_.store(why, std::memory_order_relaxed); }
   bool finish(Time now, Time deadline) override;
   [[nodiscard]] Statistics statistics() const override;
   Result<plan::PlanRequest> request_for(const Operation& operation) const override;
@@ -193,6 +196,7 @@ class EngineImpl final : public Engine {
   Time last_any_move_ = 0;
   Time next_check_ = kNever;
 
+  std::atomic<const char*> held_{nullptr};  ///< see hold()
   Status failure_;
   /// A peer whose end this rank has met, while it listens whether that was the end of another's first.
   struct Suspicion {

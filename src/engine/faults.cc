@@ -198,6 +198,7 @@ void EngineImpl::start_inquiry(Record& r, Reason reason, Time now) {
   }
   if (reason != Reason::kDeadline || r.inquiry_over_at != kNever) return;
   r.asked = std::move(on);
+  r.held.clear();
   r.inquiry_silent_at = after(now, kAnswerWithin);
   r.inquiry_over_at = after(now, kInquiryAtMost);
   next_check_ = std::min(next_check_, r.inquiry_silent_at);
@@ -260,6 +261,11 @@ void EngineImpl::on_inquiry(Rank from, const ControlNote& note, Time now) {
       if (earlier->inquiry_over_at == kNever) start_inquiry(*earlier, Reason::kDeadline, now);
       return;
     }
+    if (const char* why = held_.load(std::memory_order_relaxed); why != nullptr && !finishing_) {
+      reply.answer = Answer::kWaiting;
+      reply.detail = why;
+      return post(from, reply);
+    }
     reply.answer = finishing_ ? Answer::kLeaving : Answer::kNotSubmitted;
     reply.detail = last_of_stream(note.key.stream);
     return post(from, reply);
@@ -296,6 +302,8 @@ void EngineImpl::on_answer(Rank from, const ControlNote& note) {
   Record* r = find_active(note.key);
   if (!failure_ || r == nullptr) return;
   std::erase(r->asked, from);
+  if (note.answer == Answer::kWaiting && !note.detail.empty())
+    r->held.emplace_back(from, note.detail);
   if (note.answer == Answer::kLeaving) {
     return fail(
         {Code::kPeerLost,
@@ -349,7 +357,12 @@ void EngineImpl::check_timers(Time now) {
           fail(r.outcome.status, -1);
         } else {
           std::string names;
-          for (Rank p : blockers(r)) names += (names.empty() ? "" : ", ") + topology_.name(p);
+          for (Rank p : blockers(r)) {
+            names += (names.empty() ? "" : ", ") + topology_.name(p);
+            for (const auto& [held, why] : r.held) {
+              if (held == p) names += ", which " + why;
+            }
+          }
           fail({Code::kTimeout,
                 fmt::format("{} timed out after {} on {}, waiting for {}", r.description.title(),
                             seconds(r.timeout), topology_.name(topology_.rank),

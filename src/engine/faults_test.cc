@@ -174,6 +174,51 @@ TEST(Faults, AStoppedRankIsNamed) {
         << cluster[r].health().message();
 }
 
+// Rank 3 has not sent what rank 1 waits for because it waits for rank 2, on something else than this network.
+TEST(Faults, WhoIsHeldUpIsNotBlamed) {
+  for (const bool found : {true, false}) {
+    Cluster cluster(4);
+    std::vector<float> data(8);
+    if (found) cluster.freeze(2);
+    cluster[3].hold("waits for its GPU");
+    std::vector<OpId> ids;
+    for (Rank r : {0, 1}) {
+      Transfer t;
+      t.peer = r + 2;
+      t.data = data.data();
+      t.bytes = 16;
+      t.name = "piece";
+      t.timeout = (r == 0 && !found ? 30 : 3) * kSecond;
+      ids.push_back(*cluster[r].receive(t, 0));
+    }
+    ASSERT_TRUE(cluster.drive([&] { return !cluster[0].health() && !cluster[3].health(); }));
+    EXPECT_GE(cluster.now, 3 * kSecond);
+    EXPECT_LT(cluster.now, 5 * kSecond);
+    for (Rank r : {0, 1, 3}) {
+      EXPECT_EQ(cluster[r].health().code(), Code::kTimeout);
+      EXPECT_TRUE(contains(cluster[r].health().message(),
+                           found ? "rank 2 (host host-c) does not answer"
+                                 : "on rank 1 (host host-b), waiting for rank 3 (host host-d), "
+                                   "which waits for its GPU"))
+          << cluster[r].health().message();
+    }
+  }
+  // Nothing holds it up any more: it is late by itself.
+  Cluster cluster(2);
+  std::vector<float> data(8);
+  cluster[1].hold("waits for its GPU");
+  Transfer t;
+  t.peer = 1;
+  t.data = data.data();
+  t.bytes = 16;
+  t.timeout = 3 * kSecond;
+  ASSERT_TRUE(cluster[0].receive(t, 0));
+  cluster[1].hold(nullptr);
+  ASSERT_TRUE(cluster.drive([&] { return !cluster[0].health(); }));
+  EXPECT_TRUE(contains(cluster[0].health().message(), "rank 1 (host host-b) has not submitted it"))
+      << cluster[0].health().message();
+}
+
 TEST(Faults, DeathOfOneEndsAllEvenIdleOnesNamingRankAndHost) {
   for (Rank size : {2, 7, 40}) {
     Cluster cluster(size);

@@ -143,8 +143,9 @@ TEST_P(CollectiveFaults, ARankThatStaysAwayIsNamedByTheDeadline) {
     if (r == late) return;
     --left;
     EXPECT_FALSE(status.is_ok());
-    // Beside other ranks of its node, those are as late as it is.
-    const auto named = GetParam().local_size == 1 ? fmt::format("rank {}", late) : "rank ";
+    // Not the others of its node, who are as late as it is because they wait for it.
+    const auto named = fmt::format("rank {} (host {}) has not submitted it", late,
+                                   static_cast<char>('a' + GetParam().nodes - 1));
     EXPECT_NE(status.message().find(named), std::string::npos) << status.message();
     EXPECT_LT(SteadyClock().now() - start, 8 * kSecond);
     EXPECT_TRUE(m.stream_ended);

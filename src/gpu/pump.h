@@ -144,6 +144,7 @@ class Pump {
   void pump();
   void fail_soon(Status why);
   void fail_now();
+  void hold(bool holds);
   bool take_submitted();
   bool post_receives();
   bool send_pieces();
@@ -203,6 +204,7 @@ class Pump {
   // The pump thread's own.
   std::deque<Shared> operations_;  ///< not retired, in order
   size_t posting_ = 0, sending_ = 0;
+  bool holding_ = false;  ///< the wires know that something is under way here
   int64_t last_moved_ = 0, last_look_ = 0;
 
   std::atomic<uint64_t> retired_{0}, wire_bytes_{0}, finished_{0}, rows_sent_{0}, rows_bound_{0};

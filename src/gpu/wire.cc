@@ -137,6 +137,8 @@ Status Wire::ended(paceline_op op, paceline_code code) const {
 
 Status Wire::health() const { return status_of(paceline_comm_health(comm_), comm_); }
 
+void Wire::hold(const char* why) const { paceline_comm_hold(comm_, why); }
+
 void Wire::abort(const std::string& reason) const { paceline_comm_abort(comm_, reason.c_str()); }
 
 void Wire::fail(const Status& failure) const {

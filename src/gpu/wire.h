@@ -43,6 +43,8 @@ class Wire {
   [[nodiscard]] Status ended(paceline_op op, paceline_code code) const;
   Status wait(paceline_op op) const;
   Status health() const;
+  /// See paceline_comm_hold().
+  void hold(const char* why) const;
   void abort(const std::string& reason) const;
   /// Ends it with what another wire of the same ranks has met, word for word.
   void fail(const Status& failure) const;

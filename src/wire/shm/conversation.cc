@@ -350,7 +350,7 @@ void Conversation::abort(const Status& why) {
   await_writer();
   std::vector<uint64_t> pushed;
   for (auto& [id, lent] : lent_) {
-    if (lent.copying) pushed.push_back(id);
+    if (lent.copying != Copying::kNot) pushed.push_back(id);
   }
   fail_requests(why);
   std::erase_if(queue_, [](const Queued& queued) {

@@ -90,12 +90,13 @@ class Conversation {
     RecordHeader header;
     std::vector<std::byte> payload;  ///< eager only
   };
+  enum class Copying : uint8_t { kNot, kToArena, kToRing };
   struct Lent {  ///< an offered message
     std::span<const std::byte> data;
     uint64_t cookie = 0;
     Tag tag = 0;
     const std::byte* answer = nullptr;  ///< may be written by the peer
-    bool copying = false;
+    Copying copying = Copying::kNot;
   };
   enum class Way { kArena, kMemory, kPieces };
   struct Pull {
@@ -144,6 +145,8 @@ class Conversation {
   // transfer.cc: moving the bytes of offered messages
   void start_pull(const RecordHeader& offer, const Posted& posted);
   void ask_for_pieces(Pull pull);
+  void ask_for_pieces_of(const Pull& pull);
+  bool ask_past_arena(const RecordHeader& piece);
   uint64_t step_pull(Status& status);
   uint64_t read_chunk(Pull& pull, uint64_t bytes, Status& status);
   void deliver(const Pull& pull, std::span<const std::byte> data) const;

@@ -6,9 +6,13 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <optional>
 #include <random>
 
+#include "base/testing/no_descriptors.h"
 #include "wire/shm/packet.h"
 #include "wire/shm/testing.h"
 
@@ -349,6 +353,83 @@ TEST(Scarcity, AFileSizeLimitEndsNoProcess) {
         rlimit limit{1024 * 1024, 1024 * 1024};
         ::setrlimit(RLIMIT_FSIZE, &limit);
       });
+}
+
+// The peer's arena is announced when it is first used: on a rank that can't take its descriptor all goes another way.
+TEST(Scarcity, WithoutDescriptorsSharedBuffersAreCopied) {
+  for (const bool from_arena : {true, false}) {
+    for (const bool vm_read : {true, false}) {
+      run_ranks(
+          2,
+          [&](Node& node) {
+            talk(node, 1 - node.rank, 0);
+            node.meet();
+            std::optional<paceline::testing::NoDescriptors> none;
+            if (node.rank == 1) none.emplace();
+            node.meet();
+            // Several at once, so that pieces of one come between those of another.
+            std::vector<std::byte*> out(3);
+            std::vector<std::vector<std::byte>> in(3);
+            auto& arena = *node.channel->allocator();
+            for (unsigned i = 0; i < 3; ++i) {
+              const auto content = pattern(kLong + i, i);
+              if (node.rank == 0) {
+                out[i] = static_cast<std::byte*>(from_arena ? arena.allocate(content.size())
+                                                            : std::malloc(content.size()));
+                ASSERT_NE(out[i], nullptr);
+                std::memcpy(out[i], content.data(), content.size());
+                node.channel->send(1, 40 + i, 1, {out[i], content.size()}, 5 + i);
+              } else {
+                in[i].resize(content.size());
+                node.channel->receive(0, 40 + i, 1, {in[i].data(), nullptr, in[i].size()}, 5 + i);
+              }
+            }
+            for (unsigned i = 0; i < 3; ++i) {
+              const auto done = node.wait(5 + i);
+              EXPECT_TRUE(done.status.is_ok()) << done.status.to_string();
+              if (node.rank == 1) {
+                EXPECT_EQ(in[i], pattern(kLong + i, i));
+              } else {
+                from_arena ? (void)arena.free(out[i]) : std::free(out[i]);
+              }
+            }
+            node.meet();
+            EXPECT_TRUE(node.losses.empty());
+            talk(node, 1 - node.rank, 1000);  // the other way too
+            node.meet();
+          },
+          [&](ShmOptions& o) { o.use_vm_read = vm_read; });
+    }
+  }
+}
+
+// However few descriptors a rank has left, its messages come, or both hear why not.
+TEST(Scarcity, ConnectingWithFewDescriptorsWorksOrIsNamed) {
+  for (int spare = 0; spare < 10; ++spare) {
+    run_ranks(2, [&](Node& node) {
+      std::optional<paceline::testing::NoDescriptors> few;
+      if (node.rank == 1) few.emplace(spare);
+      node.meet();
+      const auto out = pattern(1000, 3);
+      std::vector<std::byte> in(out.size());
+      const Rank peer = 1 - node.rank;
+      node.channel->receive(peer, 1, 1, {in.data(), nullptr, in.size()}, 6);
+      node.channel->send(peer, 1, 1, out, 5);
+      const auto done = node.wait(6);
+      EXPECT_EQ(done.status.is_ok(), node.wait(5).status.is_ok());
+      if (done.status.is_ok()) {
+        EXPECT_EQ(in, out);
+        return node.meet();
+      }
+      // What this rank found, or that the other one has left.
+      const std::string& text = done.status.message();
+      EXPECT_TRUE(done.status.code() == Code::kPeerLost ||
+                  text.find("ulimit -n") != std::string::npos)
+          << done.status.to_string();
+      EXPECT_NE(text.find(fmt::format("rank {} (host", peer)), std::string::npos) << text;
+      EXPECT_LT(spare, 8) << text;
+    });
+  }
 }
 
 // ---- surroundings

@@ -95,16 +95,19 @@ bool Link::read_socket() {
     auto state = receive_packet(parts_.socket.get(), packet);
     if (state != PacketState::kOk) return state == PacketState::kAgain;
     auto message = decode(packet.bytes);
-    if (!message.is_ok() || !std::holds_alternative<Arena>(*message) || packet.fds.size() != 1 ||
-        has_arena()) {
+    if (!message.is_ok() || !std::holds_alternative<Arena>(*message) || packet.fds.size() > 1 ||
+        has_arena() || arena_failed_) {
       return false;
     }
-    adopt_arena(std::move(packet.fds[0]), std::get<Arena>(*message).bytes);
+    adopt_arena(packet.fds.empty() ? Fd() : std::move(packet.fds[0]),
+                std::get<Arena>(*message).bytes);
   }
 }
 
 void Link::adopt_arena(Fd fd, uint64_t bytes) {
-  auto mapped = SharedMemory::adopt(std::move(fd), bytes, true);
+  auto mapped = fd ? SharedMemory::adopt(std::move(fd), bytes, true)
+                   : Status(Code::kResourceExhausted,
+                            "this process has no file descriptor left for them (ulimit -n)");
   arena_failed_ = !mapped.is_ok();
   if (arena_failed_) {
     if (log::first("shm-arena")) {

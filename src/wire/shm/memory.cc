@@ -75,7 +75,9 @@ Result<SharedMemory> SharedMemory::create(uint64_t bytes, Pages pages,
                                           const MemorySources& sources) {
   bytes = round_up(bytes, page_size());
   std::string tried;
+  bool descriptors_run_out = false;
   auto attempt = [&](Fd fd, const std::string& name) -> Result<SharedMemory> {
+    if (!fd) descriptors_run_out |= errno == EMFILE || errno == ENFILE;
     std::string why = fd ? shape(fd.get(), bytes, pages) : text_of(errno);
     if (why.empty()) {
       auto mapped = map(std::move(fd), bytes, true, name);
@@ -96,10 +98,12 @@ Result<SharedMemory> SharedMemory::create(uint64_t bytes, Pages pages,
   if (tried.empty()) tried = "no source is allowed";
   return Status(
       Code::kResourceExhausted,
-      fmt::format("no {} KiB of shared memory to be had ({}); give the container a larger "
-                  "/dev/shm (docker: --shm-size, Kubernetes: an emptyDir with medium Memory), "
-                  "or allow memfd_create",
-                  bytes / 1024, tried));
+      fmt::format(
+          "no {} KiB of shared memory to be had ({}); {}", bytes >> 10, tried,
+          descriptors_run_out
+              ? "raise the limit of open files (ulimit -n)"
+              : "give the container a larger /dev/shm (docker: --shm-size, Kubernetes: an emptyDir "
+                "with medium Memory), or allow memfd_create"));
 }
 
 Result<SharedMemory> SharedMemory::adopt(Fd fd, uint64_t bytes, bool writable) {

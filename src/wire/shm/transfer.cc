@@ -36,12 +36,16 @@ void Conversation::start_pull(const RecordHeader& offer, const Posted& posted) {
 
 void Conversation::ask_for_pieces(Pull pull) {
   pull.way = Way::kPieces;
+  piecewise_.emplace(pull.offer.id, pull);
+  ask_for_pieces_of(pull);
+}
+
+void Conversation::ask_for_pieces_of(const Pull& pull) {
   RecordHeader header;
   header.type = RecordType::kPull;
   header.id = pull.offer.id;
   header.offset = pull.done;
   header.in_arena = shared_.options.use_arena && !link_->arena_failed() ? 1 : 0;
-  piecewise_.emplace(pull.offer.id, pull);
   post(header);
 }
 
@@ -134,6 +138,7 @@ bool Conversation::on_piece(const RingReader::Record& record) {
   auto data = record.payload;
   if (header.in_arena != 0) {
     if (!link_->has_arena()) (void)link_->read_socket();
+    if (link_->arena_failed()) return ask_past_arena(header);
     data = link_->arena(header.where, header.length);
   }
   if (data.empty() || !use_piece(header, data)) return false;
@@ -142,6 +147,18 @@ bool Conversation::on_piece(const RingReader::Record& record) {
   answer.type = RecordType::kFreed;
   answer.where = header.where;
   post(answer);
+  return true;
+}
+
+/// The peer's slots can't be read here: it is asked, once, to send what it has put there through the ring.
+bool Conversation::ask_past_arena(const RecordHeader& piece) {
+  auto found = piecewise_.find(piece.id);
+  if (found == piecewise_.end()) return !shared_.aborted.is_ok();
+  RecordHeader answer;
+  answer.type = RecordType::kFreed;
+  answer.where = piece.where;
+  post(answer);
+  if (piece.offset == found->second.done) ask_for_pieces_of(found->second);
   return true;
 }
 
@@ -190,10 +207,14 @@ bool Conversation::on_pull(const RecordHeader& header) {
     return !shared_.aborted.is_ok();
   }
   auto& lent = found->second;
-  if (lent.copying || header.offset >= lent.data.size() || header.offset % kPieceAlign != 0)
+  const bool in_arena = header.in_arena != 0 && shared_.options.use_arena;
+  if (header.offset >= lent.data.size() || header.offset % kPieceAlign != 0) return false;
+  if (lent.copying == Copying::kToRing || (lent.copying == Copying::kToArena && in_arena))
     return false;
-  lent.copying = true;
-  copies_.push_back({header.id, header.offset, header.in_arena != 0 && shared_.options.use_arena});
+  if (lent.copying == Copying::kToArena)  // it could not map the arena
+    std::erase_if(copies_, [&](const Copy& copy) { return copy.id == header.id; });
+  lent.copying = in_arena ? Copying::kToArena : Copying::kToRing;
+  copies_.push_back({header.id, header.offset, in_arena});
   return true;
 }
 
