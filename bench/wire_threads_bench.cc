@@ -12,10 +12,16 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <numeric>
+#include <sstream>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "base/clock.h"
@@ -34,6 +40,90 @@ struct Asked {
   int rounds = 5;
   double seconds = 1;
   bool burst = false;
+  std::string curve;  // an interface
+};
+
+/// When the bytes of a burst pass an interface: looks at its counters all the time, on a thread of its own.
+class Curve {
+ public:
+  explicit Curve(std::string interface) : name_(std::move(interface)) {
+    if (!name_.empty()) thread_ = std::thread([this] { watch(); });
+  }
+  ~Curve() {
+    over_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  Curve(const Curve&) = delete;
+  Curve& operator=(const Curve&) = delete;
+
+  void begin() {
+    if (!thread_.joinable()) return;
+    began_ = SteadyClock().now();
+    watching_ = true;
+  }
+  void end() {
+    if (!thread_.joinable()) return;
+    watching_ = false;
+    while (busy_) std::this_thread::yield();
+    if (samples_.size() > 2) add();
+    samples_.clear();
+  }
+  void print() const {
+    if (at_.empty() || at_[0].empty()) return;
+    fmt::print("ms until so many % of a burst's bytes have left, medians of {} bursts:",
+               at_[0].size());
+    for (size_t i = 0; i < kShares.size(); ++i)
+      fmt::print("  {}: {:.3f}", kShares[i], median_of(at_[i]));
+    fmt::print("\n");
+  }
+
+ private:
+  static constexpr std::array<int, 12> kShares = {1, 5, 10, 25, 50, 75, 90, 95, 97, 98, 99, 100};
+  static double median_of(std::vector<double> v) {
+    std::sort(v.begin(), v.end());
+    return v[v.size() / 2];
+  }
+  uint64_t sent() const {
+    std::ifstream file("/proc/thread-self/net/dev");
+    for (std::string line; std::getline(file, line);) {
+      const auto colon = line.find(':');
+      if (colon == std::string::npos || line.find(name_) > colon) continue;
+      uint64_t field = 0;
+      std::istringstream fields(line.substr(colon + 1));
+      for (int i = 0; i < 9; ++i) fields >> field;
+      return field;
+    }
+    return 0;
+  }
+  void watch() {
+    while (!over_) {
+      busy_ = true;
+      if (watching_) {
+        const uint64_t bytes = sent();
+        samples_.push_back({SteadyClock().now() - began_, bytes});
+      }
+      busy_ = false;
+      if (!watching_) std::this_thread::yield();
+    }
+  }
+  void add() {
+    const uint64_t first = samples_.front().second;
+    const uint64_t all = samples_.back().second - first;
+    if (all == 0) return;
+    at_.resize(kShares.size());
+    size_t s = 0;
+    for (size_t i = 0; i < kShares.size(); ++i) {
+      while ((samples_[s].second - first) * 100 < all * static_cast<uint64_t>(kShares[i])) ++s;
+      at_[i].push_back(static_cast<double>(samples_[s].first) / kMillisecond);
+    }
+  }
+
+  std::string name_;
+  std::atomic<bool> over_{false}, watching_{false}, busy_{false};
+  Time began_ = 0;
+  std::vector<std::pair<Time, uint64_t>> samples_;
+  std::vector<std::vector<double>> at_;
+  std::thread thread_;
 };
 
 [[noreturn]] void leave(const Status& status) {
@@ -176,15 +266,18 @@ std::vector<int> find_peers(const Wire& wire, const paceline_identity& me) {
 }
 
 /// Windows of operations, each from all ranks' beginning until the last rank's end.
-Figures run_bursts(Load& load, const Asked& asked, const Wire& wire, uint64_t operations) {
+Figures run_bursts(Load& load, const Asked& asked, const Wire& wire, uint64_t operations,
+                   Curve& curve) {
   const double before = processor_seconds();
   const Time start = SteadyClock().now();
   uint64_t microseconds = 0;
   const uint64_t bursts = std::max<uint64_t>(operations / static_cast<uint64_t>(asked.window), 1);
   for (uint64_t i = 0; i < bursts; ++i) {
     largest_of_all(wire, 0);
+    curve.begin();
     const Time began = SteadyClock().now();
     load.burst();
+    curve.end();
     microseconds +=
         largest_of_all(wire, static_cast<uint64_t>((SteadyClock().now() - began) / kMicrosecond));
   }
@@ -197,6 +290,9 @@ Figures run_bursts(Load& load, const Asked& asked, const Wire& wire, uint64_t op
 void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_identity& me) {
   const auto peers = find_peers(wires[0], me);
   std::vector<std::vector<double>> gigabits(asked.threads.size()), cores(asked.threads.size());
+  std::vector<std::unique_ptr<Curve>> curves;
+  for (size_t i = 0; i < asked.threads.size(); ++i)
+    curves.push_back(std::make_unique<Curve>(me.rank == 0 ? asked.curve : ""));
   uint64_t operations = 8;
   for (int round = -1; round < asked.rounds; ++round) {
     for (size_t i = 0; i < asked.threads.size(); ++i) {
@@ -204,8 +300,9 @@ void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_
       load.run(4);  // connections open
       largest_of_all(wires[0], 0);
       const Time start = SteadyClock().now();
+      Curve& curve = *curves[i];
       const auto figures =
-          asked.burst ? run_bursts(load, asked, wires[0], operations) : load.run(operations);
+          asked.burst ? run_bursts(load, asked, wires[0], operations, curve) : load.run(operations);
       const double took = static_cast<double>(SteadyClock().now() - start) / kSecond;
       if (round < 0) {
         operations = std::max<uint64_t>(
@@ -220,10 +317,12 @@ void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_
   if (me.rank != 0) return;
   fmt::print("{} nodes × {} ranks, operations of {} MiB a rank in pieces of {} KiB\n",
              me.node_count, me.local_size, asked.bytes >> 20, asked.piece_bytes >> 10);
-  for (size_t i = 0; i < asked.threads.size(); ++i)
+  for (size_t i = 0; i < asked.threads.size(); ++i) {
     fmt::print("{} thread{}: {:.2f} Gb/s each way out of a node, {:.2f} cores a rank\n",
                asked.threads[i], asked.threads[i] == 1 ? " " : "s", median(gigabits[i]),
                median(cores[i]));
+    curves[i]->print();
+  }
 }
 
 }  // namespace
@@ -237,6 +336,8 @@ int main(int argc, char** argv) try {
   app.add_option("--piece", asked.piece_bytes, "bytes of a piece");
   app.add_option("--window", asked.window, "operations under way")->check(CLI::Range(1, 64));
   app.add_flag("--burst", asked.burst, "a window of operations at once, then the next");
+  app.add_option("--curve", asked.curve,
+                 "an interface of rank 0: when the bytes of a burst have passed it");
   app.add_option("--rounds", asked.rounds)->check(CLI::Range(1, 1000));
   app.add_option("--seconds", asked.seconds, "of each measurement, about");
   CLI11_PARSE(app, argc, argv);

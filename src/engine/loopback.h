@@ -43,6 +43,7 @@ class LoopbackChannel final : public wire::Channel {
   wire::Events inbox_;
   wire::Counters counters_;
   Status aborted_;
+  bool frozen_ = false;
 };
 
 /// Thread-safe, so that ranks may run in threads of their own.
@@ -76,6 +77,11 @@ class LoopbackNetwork {
       }
       c->inbox_.losses.push_back({rank, why});
     }
+  }
+  /// As under SIGSTOP: the rank hears nothing and says nothing, until it is let go on.
+  void freeze(Rank rank, bool frozen = true) {
+    std::lock_guard lock(mutex_);
+    channel(rank).frozen_ = frozen;
   }
   /// The next message that is longer than `bytes` arrives without its last `bytes`, as from a peer that lies about
   /// what it sends.
@@ -181,6 +187,7 @@ inline wire::Counters LoopbackChannel::counters() const {
 
 inline bool LoopbackChannel::progress(Time, wire::Events& events) {
   std::lock_guard lock(network_.mutex_);
+  if (frozen_) return false;
   if (!aborted_) {
     for (auto it = network_.sends_.begin(); it != network_.sends_.end();) {
       bool hit = std::get<0>(it->first) == me_;

@@ -102,6 +102,12 @@ class Cluster {
     for (size_t i = 0; i < companions_made_[static_cast<size_t>(rank)]; ++i)
       network_beside(i).kill(rank);
   }
+  /// The rank's threads on the wire stand still, as under SIGSTOP, until they are let go on.
+  void freeze(Rank rank, bool frozen = true) {
+    network_.freeze(rank, frozen);
+    for (size_t i = 0; i < companions_made_[static_cast<size_t>(rank)]; ++i)
+      network_beside(i).freeze(rank, frozen);
+  }
   paceline_comm* comm(Rank r) { return comms_[static_cast<size_t>(r)].get(); }
 
   Drivers drivers() {

@@ -125,9 +125,8 @@ TEST_P(CollectiveFaults, AKilledRankIsNamedOnAllOthers) {
   });
 }
 
-TEST_P(CollectiveFaults, ARankThatStaysAwayIsNamedByTheDeadline) {
-  auto o = options();
-  o.timeout_s = 0.5;
+/// The others of its node wait for it within the node, so what they owe other nodes is late too: they are not named.
+void expect_late_one_named(const ClusterOptions& o, bool stopped) {
   Cluster cluster(o);
   const Rank late = cluster.size() - 1;
   std::atomic<int> left = late;
@@ -136,20 +135,34 @@ TEST_P(CollectiveFaults, ARankThatStaysAwayIsNamedByTheDeadline) {
     m.before = [&](int step) {
       if (r != late || step != 1) return;
       m.leave = true;
+      if (stopped) cluster.freeze(late);
       while (left > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      cluster.freeze(late, false);
     };
     const auto start = SteadyClock().now();
     auto status = m.run(3);
     if (r == late) return;
     --left;
     EXPECT_FALSE(status.is_ok());
-    // Not the others of its node, who are as late as it is because they wait for it.
-    const auto named = fmt::format("rank {} (host {}) has not submitted it", late,
-                                   static_cast<char>('a' + GetParam().nodes - 1));
+    const auto named =
+        fmt::format("rank {} (host {}) {}", late, static_cast<char>('a' + o.nodes - 1),
+                    stopped ? "does not answer" : "has not submitted it");
     EXPECT_NE(status.message().find(named), std::string::npos) << status.message();
     EXPECT_LT(SteadyClock().now() - start, 8 * kSecond);
     EXPECT_TRUE(m.stream_ended);
   });
+}
+
+TEST_P(CollectiveFaults, ARankThatStaysAwayIsNamedByTheDeadline) {
+  auto o = options();
+  o.timeout_s = 0.5;
+  expect_late_one_named(o, false);
+}
+
+TEST_P(CollectiveFaults, AStoppedRankIsNamedByTheDeadline) {
+  auto o = options();
+  o.timeout_s = 0.5;
+  expect_late_one_named(o, true);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CollectiveFaults,
