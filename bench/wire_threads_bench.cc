@@ -43,6 +43,11 @@ struct Asked {
   std::string curve;  // an interface
 };
 
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
 /// When the bytes of a burst pass an interface: looks at its counters all the time, on a thread of its own.
 class Curve {
  public:
@@ -50,7 +55,7 @@ class Curve {
     if (!name_.empty()) thread_ = std::thread([this] { watch(); });
   }
   ~Curve() {
-    over_ = true;
+    ends_ = true;
     if (thread_.joinable()) thread_.join();
   }
   Curve(const Curve&) = delete;
@@ -61,68 +66,78 @@ class Curve {
     began_ = SteadyClock().now();
     watching_ = true;
   }
-  void end() {
+  /// arrived, over: when all was here, and when all of this rank's was with the others.
+  void end(Time arrived, Time over) {
     if (!thread_.joinable()) return;
     watching_ = false;
     while (busy_) std::this_thread::yield();
-    if (samples_.size() > 2) add();
+    if (samples_.size() > 2) {
+      add(&Sample::in, in_);
+      add(&Sample::out, out_);
+    }
     samples_.clear();
+    arrived_.push_back(milliseconds(arrived - began_));
+    over_.push_back(milliseconds(over - began_));
   }
   void print() const {
-    if (at_.empty() || at_[0].empty()) return;
-    fmt::print("ms until so many % of a burst's bytes have left, medians of {} bursts:",
-               at_[0].size());
-    for (size_t i = 0; i < kShares.size(); ++i)
-      fmt::print("  {}: {:.3f}", kShares[i], median_of(at_[i]));
-    fmt::print("\n");
+    if (arrived_.empty()) return;
+    fmt::print("  medians of {} bursts of rank 0, ms: all here after {:.3f}, over after {:.3f}\n",
+               arrived_.size(), median(arrived_), median(over_));
+    print("out", out_);
+    print("in", in_);
   }
 
  private:
-  static constexpr std::array<int, 12> kShares = {1, 5, 10, 25, 50, 75, 90, 95, 97, 98, 99, 100};
-  static double median_of(std::vector<double> v) {
-    std::sort(v.begin(), v.end());
-    return v[v.size() / 2];
+  static constexpr std::array<int, 11> kShares = {1, 5, 10, 25, 50, 75, 90, 95, 97, 98, 99};
+  struct Sample {
+    Time at = 0;
+    uint64_t in = 0, out = 0;
+  };
+  using Times = std::array<std::vector<double>, kShares.size()>;
+
+  static double milliseconds(Time t) { return static_cast<double>(t) / kMillisecond; }
+  static void print(const char* way, const Times& times) {
+    fmt::print("  ms until so many % of the bytes are {}:", way);
+    for (size_t i = 0; i < kShares.size(); ++i)
+      if (!times[i].empty()) fmt::print("  {} {:.3f}", kShares[i], median(times[i]));
+    fmt::print("\n");
   }
-  uint64_t sent() const {
+  void look() {
     std::ifstream file("/proc/thread-self/net/dev");
     for (std::string line; std::getline(file, line);) {
       const auto colon = line.find(':');
       if (colon == std::string::npos || line.find(name_) > colon) continue;
-      uint64_t field = 0;
-      std::istringstream fields(line.substr(colon + 1));
-      for (int i = 0; i < 9; ++i) fields >> field;
-      return field;
+      std::array<uint64_t, 9> fields{};
+      std::istringstream text(line.substr(colon + 1));
+      for (auto& field : fields) text >> field;
+      samples_.push_back({SteadyClock().now() - began_, fields[0], fields[8]});
     }
-    return 0;
   }
   void watch() {
-    while (!over_) {
+    while (!ends_) {
       busy_ = true;
-      if (watching_) {
-        const uint64_t bytes = sent();
-        samples_.push_back({SteadyClock().now() - began_, bytes});
-      }
+      if (watching_) look();
       busy_ = false;
       if (!watching_) std::this_thread::yield();
     }
   }
-  void add() {
-    const uint64_t first = samples_.front().second;
-    const uint64_t all = samples_.back().second - first;
+  void add(uint64_t Sample::*bytes, Times& times) {
+    const uint64_t first = samples_.front().*bytes;
+    const uint64_t all = samples_.back().*bytes - first;
     if (all == 0) return;
-    at_.resize(kShares.size());
     size_t s = 0;
     for (size_t i = 0; i < kShares.size(); ++i) {
-      while ((samples_[s].second - first) * 100 < all * static_cast<uint64_t>(kShares[i])) ++s;
-      at_[i].push_back(static_cast<double>(samples_[s].first) / kMillisecond);
+      while ((samples_[s].*bytes - first) * 100 < all * static_cast<uint64_t>(kShares[i])) ++s;
+      times[i].push_back(milliseconds(samples_[s].at));
     }
   }
 
   std::string name_;
-  std::atomic<bool> over_{false}, watching_{false}, busy_{false};
+  std::atomic<bool> ends_{false}, watching_{false}, busy_{false};
   Time began_ = 0;
-  std::vector<std::pair<Time, uint64_t>> samples_;
-  std::vector<std::vector<double>> at_;
+  std::vector<Sample> samples_;
+  Times in_, out_;
+  std::vector<double> arrived_, over_;
   std::thread thread_;
 };
 
@@ -182,6 +197,7 @@ class Load {
     const uint64_t first = sequence_ + 1;
     for (int i = 0; i < asked_.window; ++i) submit();
     for (uint64_t s = first; s <= sequence_; ++s) finish(s);
+    arrived_at = SteadyClock().now();
     if (auto status = pump_->wait_retired(); !status) leave(status);
   }
 
@@ -203,6 +219,7 @@ class Load {
     return {bits / wall / 1e9, (processor_seconds() - before) / wall};
   }
 
+  Time arrived_at = 0;
   [[nodiscard]] uint64_t node_bytes() const { return plan_->node_bytes; }
 
  private:
@@ -236,11 +253,6 @@ class Load {
   uint64_t sequence_ = 0, pieces_ = 0;
   uint32_t out_ = 0;
 };
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
 
 /// The slowest rank's time decides, so all do as many operations; the number follows from the first round.
 uint64_t largest_of_all(const Wire& wire, uint64_t mine) {
@@ -277,7 +289,7 @@ Figures run_bursts(Load& load, const Asked& asked, const Wire& wire, uint64_t op
     curve.begin();
     const Time began = SteadyClock().now();
     load.burst();
-    curve.end();
+    curve.end(load.arrived_at, SteadyClock().now());
     microseconds +=
         largest_of_all(wire, static_cast<uint64_t>((SteadyClock().now() - began) / kMicrosecond));
   }

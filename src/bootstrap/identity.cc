@@ -218,7 +218,7 @@ std::string machine_identity() {
 
 std::string node_identity() {
   struct stat space {};
-  auto inode = ::stat("/proc/self/ns/net", &space) == 0 ? space.st_ino : 0;
+  auto inode = ::stat("/proc/thread-self/ns/net", &space) == 0 ? space.st_ino : 0;
   return fmt::format("{}/{}", machine_identity(), inode);
 }
 

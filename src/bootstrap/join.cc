@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "base/log.h"
 #include "bootstrap/agreement.h"
@@ -21,13 +24,13 @@ constexpr const char* kBuild = "0.1.0";
 constexpr uint32_t kWireVersion = 1;
 constexpr Time kLongestSleep = 10 * kMillisecond;
 
-/// How often join() was called for a prefix: ranks count alike, so that a communicator that is made
-/// again after its end meets none of its predecessor's keys.
-int count_joins(const std::string& prefix) {
+/// How often join() was called for a prefix: ranks count alike, also several of one process, so that a communicator that is
+/// made again after its end meets none of its predecessor's keys.
+int count_joins(const JoinOptions& options) {
   static std::mutex mutex;
-  static auto* counts = new std::map<std::string, int>;
+  static auto* counts = new std::map<std::pair<std::string, std::optional<Rank>>, int>;
   std::lock_guard lock(mutex);
-  return (*counts)[prefix]++;
+  return (*counts)[{options.prefix, options.rank}]++;
 }
 
 class Joining {
@@ -197,7 +200,7 @@ Result<std::unique_ptr<Job>> Joining::run() {
 }  // namespace
 
 Result<std::unique_ptr<Job>> join(const JoinOptions& options) {
-  return Joining(options, count_joins(options.prefix)).run();
+  return Joining(options, count_joins(options)).run();
 }
 
 Result<std::unique_ptr<Job>> join_as(const JoinOptions& options, int incarnation) {
