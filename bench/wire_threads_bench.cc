@@ -353,6 +353,10 @@ int main(int argc, char** argv) try {
   app.add_option("--rounds", asked.rounds)->check(CLI::Range(1, 1000));
   app.add_option("--seconds", asked.seconds, "of each measurement, about");
   CLI11_PARSE(app, argc, argv);
+  // A rate is dealt to all communicators that there are, and a part of them would have a part of it.
+  if (asked.threads.size() > 1 && std::atof(setting("link_rate").c_str()) > 0)
+    leave({Code::kInvalidArgument,
+           "with PACELINE_LINK_RATE one number of threads at a time: --threads 4"});
 
   paceline_comm_options o{};
   o.struct_size = sizeof o;

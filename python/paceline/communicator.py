@@ -111,7 +111,7 @@ class Communicator:
         self._library = _library.load()
         self._submit = self._library.paceline_submit
         self._handle = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection within may drop a Work, which is watched then
         self._watched = {}
         self._watcher = None
         self._closing = self._ended = False
@@ -192,6 +192,7 @@ class Communicator:
         result = _library.Result()
         code = self._library.paceline_wait(self._handle, op, timeout, byref(result))
         if code:
+            self._open_handle()
             raise from_code(code, self._sentence(self._handle, op))
         return bool(result.finite)
 

@@ -19,6 +19,10 @@ class EarlyChannel final : public wire::Channel {
             uint64_t cookie) override {
     below_->send(peer, tag, digest, data, cookie);
   }
+  void send_with_answer(Rank peer, wire::Tag tag, uint32_t digest, std::span<const std::byte> data,
+                        uint64_t cookie, const wire::Answer& answer) override {
+    below_->send_with_answer(peer, tag, digest, data, cookie, answer);
+  }
   void receive(Rank peer, wire::Tag tag, uint32_t digest, wire::Inbox inbox,
                uint64_t cookie) override {
     below_->receive(peer, tag, digest, inbox, cookie);
@@ -26,6 +30,8 @@ class EarlyChannel final : public wire::Channel {
   void post_note(Rank peer, std::span<const std::byte> bytes) override {
     below_->post_note(peer, bytes);
   }
+  [[nodiscard]] bool notes_waiting() const override { return below_->notes_waiting(); }
+  void set_interlude(Interlude* interlude) override { below_->set_interlude(interlude); }
   bool progress(Time now, wire::Events& events) override {
     bool had = !early_.empty();
     for (auto& note : early_.notes) events.notes.push_back(std::move(note));

@@ -12,6 +12,7 @@
 #include <set>
 #include <sstream>
 
+#include "bootstrap/host_address.h"
 #include "cli/doctor_checks.h"
 
 namespace paceline::cli {
@@ -55,15 +56,12 @@ void check_interfaces(Findings& findings) {
   }
   findings.push_back({"network", Verdict::kGood, text, ""});
   const char* chosen = std::getenv("PACELINE_INTERFACE");
-  if (chosen && *chosen && chosen[0] != '^' && chosen[0] != '=') {
-    bool found = false;
-    for (const auto& name : names) found |= name.rfind(chosen, 0) == 0;
-    if (!found)
-      findings.push_back(
-          {"interface", Verdict::kFailure,
-           fmt::format("PACELINE_INTERFACE={} matches no interface that is up", chosen),
-           fmt::format("set it to one of {}", text)});
-  }
+  if (chosen == nullptr || *chosen == '\0') return;
+  const auto found =
+      bootstrap::choose_interface(chosen, bootstrap::interfaces(), false, "PACELINE_INTERFACE");
+  if (!found.is_ok())
+    findings.push_back({"interface", Verdict::kFailure, found.status().message(),
+                        fmt::format("set it to one of {}", text)});
 }
 
 void check_name(Findings& findings) {

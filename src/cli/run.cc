@@ -104,12 +104,20 @@ bool starts_with_any(std::string_view name, std::initializer_list<std::string_vi
                      [&](auto prefix) { return name.starts_with(prefix); });
 }
 
+/// What would make a rank think that another launcher started it, or contradict what this one says.
+std::vector<std::string> foreign_variables() {
+  return {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK",
+          "PACELINE_SECRET_FILE"};
+}
+
 /// What a remote rank needs to find programs and to see the same settings; -x adds to it.
 Variables forwarded_variables() {
   Variables variables;
+  const auto foreign = foreign_variables();
   for (char** entry = environ; *entry != nullptr; ++entry) {
     std::string_view text = *entry;
     auto name = text.substr(0, text.find('='));
+    if (std::find(foreign.begin(), foreign.end(), name) != foreign.end()) continue;
     bool ours = starts_with_any(
         name, {"PACELINE_", "PERSEUS_", "LIGHT_", "TIACC_TRAINING_", "HOROVOD_", "NCCL_"});
     if (ours || name == "PATH" || name == "LD_LIBRARY_PATH" || name == "PYTHONPATH" ||
@@ -132,12 +140,6 @@ Variables rank_variables(const Placement& place, std::size_t size) {
           {"WORLD_SIZE", std::to_string(size)},
           {"LOCAL_RANK", local},
           {"LOCAL_WORLD_SIZE", local_size}};
-}
-
-/// What would make a rank think that another launcher started it.
-std::vector<std::string> foreign_variables() {
-  return {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK",
-          "PACELINE_SECRET_FILE"};
 }
 
 struct Launch {

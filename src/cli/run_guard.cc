@@ -26,7 +26,8 @@ struct Pipe {
 Result<Pipe> make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
-    return Status(Code::kResourceExhausted, fmt::format("pipe: {}", std::strerror(errno)));
+    return Status(Code::kResourceExhausted,
+                  fmt::format("pipe: {} (ulimit -n)", std::strerror(errno)));
   }
   return Pipe{ends[0], ends[1]};
 }
@@ -55,9 +56,7 @@ Result<Pipe> make_pipe() {
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  for (int signal : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
-    ::signal(signal, SIG_DFL);
-  }
+  ::signal(SIGPIPE, SIG_DFL);  // the launcher's own doing; the others are as its caller has them
   execute(command);
 }
 

@@ -109,7 +109,12 @@ Job::~Job() {
 Status Job::start(const std::vector<JobProcess>& processes) {
   sigset_t watched;
   sigemptyset(&watched);
-  for (int number : kForwarded) sigaddset(&watched, number);
+  for (int number : kForwarded) {
+    // What the caller ignores (nohup: the hang-up) is not for the ranks either; blocked it would be queued all the same.
+    struct sigaction now {};
+    if (::sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN) continue;
+    sigaddset(&watched, number);
+  }
   sigaddset(&watched, SIGCHLD);
   sigprocmask(SIG_BLOCK, &watched, &old_mask_);
   ::signal(SIGPIPE, SIG_IGN);
@@ -146,7 +151,7 @@ Status Job::start_one(const JobProcess& process) {
   int ends[2] = {-1, -1};
   if (process.remote) {
     if (::pipe2(ends, O_CLOEXEC) != 0) {
-      return {Code::kResourceExhausted, fmt::format("pipe: {}", std::strerror(errno))};
+      return {Code::kResourceExhausted, fmt::format("pipe: {} (ulimit -n)", std::strerror(errno))};
     }
     ::fcntl(ends[1], F_SETFL, O_NONBLOCK);
     command.input = ends[0];

@@ -65,8 +65,9 @@ void OutputStream::emit(std::string_view text) {
   std::string marked;
   if (!prefix_.empty()) {
     for (char c : text) {
-      if (at_line_start_) marked += prefix_;
+      if (at_line_start_ && !(after_return_ && c == '\n')) marked += prefix_;
       marked += c;
+      after_return_ = c == '\r';
       at_line_start_ = c == '\n' || c == '\r';
     }
     text = marked;

@@ -35,7 +35,7 @@ class OutputStream {
   int descriptor_;
   std::string prefix_;
   std::string pending_;
-  bool at_line_start_ = true;
+  bool at_line_start_ = true, after_return_ = false;
   bool reader_gone_ = false;
   std::string path_;
   std::unique_ptr<std::FILE, Close> file_;

@@ -26,10 +26,14 @@ std::string remote_script(const std::vector<std::pair<std::string, std::string>>
   for (const auto& [name, value] : environment)
     script += fmt::format("export {}={}\n", name, shell_quote(value));
   script += fmt::format(
-      "cd {} || {{ echo \"paceline run: no such directory on $(uname -n)\" >&2; exit 126; }}\n",
+      "cd {0} || {{ echo \"paceline run: no directory \"{0}\" on $(uname -n)\" >&2; exit 126; }}\n",
       shell_quote(directory));
   // setsid makes the command the leader of a group of its own: kill -- -$child reaches all of it.
-  script += fmt::format("setsid{} </dev/null &\nchild=$!\n", words);
+  // What a shell starts in the background ignores Ctrl-C, unless somebody undoes it.
+  script +=
+      "undo=; env --default-signal=INT,QUIT true 2>/dev/null && "
+      "undo='env --default-signal=INT,QUIT'\n";
+  script += fmt::format("setsid $undo{} </dev/null &\nchild=$!\n", words);
   script +=
       "exec 3<&0 </dev/null\n"
       "( trap '' TERM HUP INT\n"

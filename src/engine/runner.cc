@@ -485,6 +485,7 @@ Status Runner::close(Time timeout) {
     turn_.notify_all();
   }
   thread_.join();
+  engine_.set_interlude(nullptr);  // the channel outlives this object and the engine
   tell_rest();
   return how;
 }

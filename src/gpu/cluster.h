@@ -98,12 +98,14 @@ class Cluster {
   }
   /// The rank is gone: everyone else hears of its loss, on whatever they talk to it.
   void kill(Rank rank) {
+    machine_.expect_faults();
     network_.kill(rank);
     for (size_t i = 0; i < companions_made_[static_cast<size_t>(rank)]; ++i)
       network_beside(i).kill(rank);
   }
   /// The rank's threads on the wire stand still, as under SIGSTOP, until they are let go on.
   void freeze(Rank rank, bool frozen = true) {
+    machine_.expect_faults();
     network_.freeze(rank, frozen);
     for (size_t i = 0; i < companions_made_[static_cast<size_t>(rank)]; ++i)
       network_beside(i).freeze(rank, frozen);

@@ -133,3 +133,11 @@ def test_two_faces_in_one_process_are_refused():
 def test_the_package_imports_no_framework():
     done = python("import paceline, paceline.compat, sys; print('torch' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
+
+
+@pytest.mark.parametrize("backend", ["gloo", "paceline"])
+def test_what_a_dropped_model_has_under_way_writes_into_nobody_elses_memory(backend):
+    done = Launch("dropped_model.py", 2, timeout=60, CHECKS_BACKEND=backend).end()
+    assert "intact" in done.logs[0], done.everything()
+    assert "PeerLostError" in done.logs[1], done.everything()
+    assert done.statuses[0].strip() == "0", done.everything()

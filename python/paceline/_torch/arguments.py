@@ -73,6 +73,13 @@ def one_per_rank(size, length, what):
         raise InvalidArgumentError(f"{what} has {length} tensors, the group {size} ranks")
 
 
+def same_dtype(what, tensors):
+    """Raises InvalidArgumentError unless all have one dtype: bytes are moved, not numbers."""
+    kinds = sorted({str(tensor.dtype) for tensor in tensors})
+    if len(kinds) > 1:
+        raise InvalidArgumentError(f"{what}: inputs and outputs have different dtypes, {' and '.join(kinds)}")
+
+
 def other_names(operations):
     """A class of collectives: the names under which other versions of torch call them."""
     operations._allgather_base = operations.all_gather_single

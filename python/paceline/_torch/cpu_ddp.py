@@ -5,6 +5,8 @@ other thread has to be woken, and a failure is raised from backward() with its o
 future when all is there, and the future may be complete from the beginning; where it looks at once it gets another.
 """
 
+import contextlib
+
 import torch
 from torch.futures import Future
 
@@ -12,6 +14,7 @@ from paceline import communicator as core
 from paceline._torch import shared_pages
 from paceline._torch.attachment import Attachment, average_by_process_group, first_tensor
 from paceline._torch.dtypes import flat_view
+from paceline.errors import PacelineError
 
 #: -1 where no backward pass runs; torch 1 does not tell.
 _backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -22,7 +25,7 @@ class CpuAttachment(Attachment):
 
     def __init__(self, ddp, endpoint):
         super().__init__(ddp, endpoint)
-        self._running = []  # (operation, future that is to be completed or None, buffer)
+        self._running = []  # (operation, future that is to be completed or None, buffer, what is kept of its bucket)
         self._passes = 0
         self._looked_at_late = False
 
@@ -51,11 +54,11 @@ class CpuAttachment(Attachment):
             if known.future is None:
                 known.future = Future()
                 known.future.set_result(buffer)
-            self._running.append((op, None, buffer))
+            self._running.append((op, None, buffer, known))
             future = known.future
         else:
             future = Future()
-            self._running.append((op, future, buffer))
+            self._running.append((op, future, buffer, known))
         if last:
             self._finish_with_backward()
         return future
@@ -104,11 +107,11 @@ class CpuAttachment(Attachment):
         factor = self._join_factor()
         finite = True
         try:
-            for op, _, _ in running:
+            for op, *_ in running:
                 finite = self.endpoint.communicator.wait(op) and finite
         finally:
             self.endpoint.steps.ended(finite, len(running))
-        for _, future, buffer in running:
+        for _, future, buffer, _ in running:
             if factor is not None:
                 buffer.mul_(factor)
             if future is not None:
@@ -117,8 +120,17 @@ class CpuAttachment(Attachment):
     def _watch(self):
         """Completes the futures from the completion thread."""
         running, self._running = self._running, []
-        for op, future, buffer in running:
-            self.endpoint.communicator.watch(op, _Completion(future, buffer, self.endpoint.steps), buffer)
+        for op, future, buffer, known in running:
+            self.endpoint.communicator.watch(op, _Completion(future, buffer, self.endpoint.steps), (buffer, known))
+
+    def __del__(self):
+        # A backward pass has raised, its model is gone: the engine writes into the buckets until they have ended.
+        communicator = self.endpoint.communicator if self.__dict__.get("_running") else None
+        if communicator is None or communicator.closed:
+            return
+        for op, _, buffer, known in self._running:
+            with contextlib.suppress(PacelineError):  # it has ended, with the job
+                communicator.watch(op, _Dropped(self.endpoint.steps), (buffer, known))
 
     def _join_factor(self):
         """join(divide_by_initial_world_size=False): the mean over the ranks that still have inputs."""
@@ -128,6 +140,16 @@ class CpuAttachment(Attachment):
             return None
         work.wait()
         return self.endpoint.size / first_tensor(work).item()
+
+
+class _Dropped:
+    """The end of an operation that nobody waits for."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def __call__(self, error, finite):
+        self.steps.ended(finite and error is None)
 
 
 class _Completion:

@@ -10,7 +10,16 @@ import torch.distributed as dist
 
 from paceline import communicator as core
 from paceline._torch import endpoints, lifetime
-from paceline._torch.arguments import one_per_rank, op_of, other_names, reduction, scaled, single, split_counts
+from paceline._torch.arguments import (
+    one_per_rank,
+    op_of,
+    other_names,
+    reduction,
+    same_dtype,
+    scaled,
+    single,
+    split_counts,
+)
 from paceline._torch.cuda_group import ByDevice, CudaGroup
 from paceline._torch.dtypes import Packed, dense, describe, flat_view, moved_as, require_cpu
 from paceline._torch.folds import gathered_fold, sparse_all_reduce
@@ -118,6 +127,7 @@ class _Operations:
     def reduce_scatter(self, outputs, inputs, opts=None, *_):
         output, parts = single(outputs), single(inputs, lists=True)
         require_cpu([output, *parts])
+        same_dtype("reduce_scatter", [output, *parts])
         one_per_rank(self._size, len(parts), "reduce_scatter's input list")
         if output.numel() != parts[self._rank].numel():
             raise InvalidArgumentError(
@@ -128,6 +138,7 @@ class _Operations:
 
     def reduce_scatter_single(self, output, input, opts=None, *_):
         require_cpu([output, input])
+        same_dtype("reduce_scatter_tensor", [output, input])
         if input.numel() != output.numel() * self._size:
             raise InvalidArgumentError(
                 f"reduce_scatter_tensor: the input has {input.numel()} elements, expected the output's "
@@ -181,11 +192,13 @@ class _Operations:
             name="broadcast",
             shape=describe(tensor),
         )
-        return self._work(op, [tensor], [(tensor, target)])
+        mine = self._rank == opts.rootRank  # it has what it sent
+        return self._work(op, [tensor], [] if mine else [(tensor, target)], keep=target)
 
     def allgather(self, outputs, inputs, opts=None, *_):
         parts, input = single(outputs, lists=True), single(inputs)
         require_cpu([input, *parts])
+        same_dtype("all_gather", [input, *parts])
         one_per_rank(self._size, len(parts), "all_gather's output list")
         if parts[self._rank].numel() != input.numel():
             raise InvalidArgumentError(
@@ -197,6 +210,7 @@ class _Operations:
 
     def all_gather_single(self, output, input, opts=None):
         require_cpu([output, input])
+        same_dtype("all_gather_into_tensor", [output, input])
         if output.numel() != input.numel() * self._size:
             raise InvalidArgumentError(
                 f"all_gather_into_tensor: the output has {output.numel()} elements, expected the input's "
@@ -240,6 +254,7 @@ class _Operations:
         if self._rank == root:
             parts = single(outputs, lists=True)
             require_cpu(parts)
+            same_dtype("gather", [input, *parts])
             one_per_rank(self._size, len(parts), "gather's output list")
             if any(part.numel() != input.numel() for part in parts):
                 raise InvalidArgumentError("gather: every tensor of the output list must have the input's size")
@@ -268,6 +283,7 @@ class _Operations:
         if self._rank == root:
             parts = single(inputs, lists=True)
             require_cpu(parts)
+            same_dtype("scatter", [output, *parts])
             one_per_rank(self._size, len(parts), "scatter's input list")
             if any(part.numel() != output.numel() for part in parts):
                 raise InvalidArgumentError("scatter: every tensor of the input list must have the output's size")
@@ -287,6 +303,7 @@ class _Operations:
 
     def alltoall(self, outputs, inputs, opts=None, *_):
         require_cpu([*outputs, *inputs])
+        same_dtype("all_to_all", [*outputs, *inputs])
         one_per_rank(self._size, len(outputs), "all_to_all's output list")
         one_per_rank(self._size, len(inputs), "all_to_all's input list")
         source, target = Packed(inputs).pack(), Packed(outputs)
@@ -296,6 +313,7 @@ class _Operations:
 
     def all_to_all_single(self, output, input, output_splits, input_splits, opts=None, *_):
         require_cpu([output, input])
+        same_dtype("all_to_all_single", [output, input])
         source, target = dense(input), dense(output)
         send = split_counts(input, input_splits, self._size, "input")
         receive = split_counts(output, output_splits, self._size, "output")

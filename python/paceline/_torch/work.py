@@ -1,11 +1,13 @@
 """What a collective of the process group hands back: torch's Work over operations of the engine."""
 
+import contextlib
 import threading
 
+import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, TimeoutError
 
 _Work = dist.Work if hasattr(dist, "Work") else dist._Work
 _named = {}
@@ -18,8 +20,18 @@ def as_torch_error(error):
         return error
     kind = type(error)
     if kind not in _named:
-        _named[kind] = type(kind.__name__, (kind, base), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+        members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce__": _by_kind}
+        _named[kind] = type(kind.__name__, (kind, base), members)
     return _named[kind](str(error))
+
+
+def _by_kind(error):
+    """How pickle makes such an error again: its class is found under its first base's name."""
+    return _as_kind, (type(error).__mro__[1], str(error))
+
+
+def _as_kind(kind, text):
+    return as_torch_error(kind(text))
 
 
 class PacelineWork(_Work):
@@ -42,7 +54,8 @@ class PacelineWork(_Work):
         self._future = None
         self._raising_future = None
         self._watching = 0
-        self._error = None
+        self._error = self._failure = None
+        self._inference = torch.is_inference_mode_enabled()
         self._whole = None
         if not self._operations:
             self._end(None)
@@ -55,9 +68,14 @@ class PacelineWork(_Work):
         with self._lock:
             watched = self._watching > 0
             if not watched and not self._ended.is_set():
-                self._end(self._wait_here(seconds))
+                if not self._wait_here(seconds):
+                    raise as_torch_error(dist_timeout(seconds))  # it goes on, and may be waited for again
+                self._end(self._failure)
         if watched and not self._ended.wait(None if seconds < 0 else seconds):
             raise as_torch_error(dist_timeout(seconds))
+        if watched:  # is_completed() may ask the future; its error is raised below
+            with contextlib.suppress(Exception):
+                self._raising_future.wait()
         self._release()
         if self._error is not None:
             raise self._error
@@ -88,7 +106,8 @@ class PacelineWork(_Work):
             return self._whole.is_completed()
         with self._lock:
             if self._watching == 0 and all(self._communicator.test(op) for op in self._operations):
-                self._end(self._wait_here(-1.0))
+                self._wait_here(-1.0)
+                self._end(self._failure)
         return self._ended.is_set()
 
     def is_success(self):
@@ -132,13 +151,30 @@ class PacelineWork(_Work):
         return self._result
 
     def _wait_here(self, seconds):
-        error = None
-        for op in self._operations:
+        """False where an operation has not ended within `seconds`; those that have are no longer in _operations."""
+        while self._operations:
+            op = self._operations[0]
             try:
                 self._communicator.wait(op, seconds)
+            except TimeoutError as failure:
+                # Its own deadline, or the caller's? One that lives was not released.
+                if seconds > 0 and not self._communicator.test(op):
+                    return False
+                self._failure = self._failure or self._late(op, seconds, failure)
             except PacelineError as failure:
-                error = error or failure
-        return error
+                self._failure = self._failure or failure
+            del self._operations[0]
+        return True
+
+    def _late(self, op, seconds, failure):
+        """What an operation ended with that timed out, or ended in that moment: None, or its failure."""
+        if seconds < 0:
+            return failure
+        try:
+            self._communicator.wait(op)
+        except PacelineError:
+            return failure
+        return None
 
     def _watch(self):
         self._watching = len(self._operations)
@@ -160,7 +196,8 @@ class PacelineWork(_Work):
     def _end(self, error):
         try:
             if error is None and self._finish is not None:
-                self._finish()
+                with torch.inference_mode() if self._inference else contextlib.nullcontext():
+                    self._finish()
         except Exception as failure:
             error = failure
         self._error = as_torch_error(error) if error is not None else None
@@ -188,8 +225,6 @@ class PacelineWork(_Work):
 
 
 def dist_timeout(seconds):
-    from paceline.errors import TimeoutError
-
     return TimeoutError(f"the operation has not ended within the {seconds:g} s given to wait()")
 
 
@@ -200,13 +235,24 @@ def ask_python_works():
     if getattr(_Work, "_paceline_asks", False):
         return
     _Work._paceline_asks = True
-    is_completed = _Work.is_completed
+    is_completed, success = _Work.is_completed, _Work.is_success
+
+    def future_of(work):
+        try:
+            return work.get_future()
+        except RuntimeError:  # other backends' messages have none, and answer for themselves
+            return None
 
     def is_completed_or_future_done(self):
-        return is_completed(self) or self.get_future().done()
+        if is_completed(self):
+            return True
+        future = future_of(self)
+        return future is not None and future.done()
 
     def is_success(self):
-        future = self.get_future()
+        future = future_of(self)
+        if future is None:
+            return success(self)
         if not future.done():
             return False
         try:

@@ -47,6 +47,8 @@ Connection* TcpChannelImpl::add(Descriptor fd, Connection::Role role, uint32_t i
 
 void TcpChannelImpl::close(Connection& c) {
   if (!c.is_open()) return;
+  // Closing is not enough where somebody else holds the descriptor too: `c` would be told of events after its end.
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, c.fd.get(), nullptr);
   c.fd.reset();
   std::erase(half_open_, &c);
   auto node = connections_.extract(&c);

@@ -10,7 +10,9 @@
 
 #include <cerrno>
 #include <cstring>
+
 #include <memory>
+#include "base/close_in_children.h"
 
 namespace paceline::wire {
 namespace {
@@ -63,9 +65,17 @@ std::string Endpoint::text() const {
                               : fmt::format("{}:{}", host, port());
 }
 
+Descriptor::Descriptor(int fd) : fd_(fd) {
+  if (fd_ >= 0) close_in_children(fd_);
+}
+
 void Descriptor::reset(int fd) {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ >= 0) {
+    keep_in_children(fd_);
+    ::close(fd_);
+  }
   fd_ = fd;
+  if (fd_ >= 0) close_in_children(fd_);
 }
 
 Result<Endpoint> parse_endpoint(const std::string& text) {

@@ -25,14 +25,17 @@ struct Endpoint {
   [[nodiscard]] std::string text() const;
 };
 
-/// Owns a descriptor.
+/// Owns a descriptor, which children of a fork do not keep.
 class Descriptor {
  public:
   Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
+  explicit Descriptor(int fd);
   Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
-    if (this != &other) reset(std::exchange(other.fd_, -1));
+    if (this != &other) {
+      reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
     return *this;
   }
   ~Descriptor() { reset(); }

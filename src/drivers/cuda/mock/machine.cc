@@ -159,12 +159,18 @@ void Machine::add_kernel(const std::string& name, KernelBody body) {
   state_->kernels[name].body = std::move(body);
 }
 
+void Machine::expect_faults() { state_->faulty = true; }
+
+bool Machine::expects_faults() const { return state_->faulty; }
+
 void Machine::fail(const std::string& function, int nth, CudaResult error, int device) {
+  expect_faults();
   std::lock_guard lock(state_->mutex);
   state_->faults.push_back({function, device, nth, error});
 }
 
 void Machine::lose(int device, CudaResult error) {
+  expect_faults();
   auto& d = *state_->devices[static_cast<size_t>(device)];
   std::lock_guard lock(d.mutex);
   d.lost = error;

@@ -75,6 +75,10 @@ class Machine {
   /// The `nth` call (from 1, counted from now) of `function` ("mem_alloc", the table's name) gives `error`;
   /// on `device`, or on any (-1).
   void fail(const std::string& function, int nth, CudaResult error, int device = -1);
+  /// Something goes wrong on purpose, here or elsewhere: what copies find is not looked at for races any more. fail() and
+  /// lose() do it too.
+  void expect_faults();
+  [[nodiscard]] bool expects_faults() const;
   /// From now on every call on the device gives `error`, and its streams stand still.
   void lose(int device, CudaResult error);
   [[nodiscard]] uint64_t calls(const std::string& function, int device = -1) const;

@@ -1,6 +1,7 @@
 // The inside of the simulated machine: devices, streams, queues.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -93,6 +94,7 @@ struct Machine::State {
   std::map<std::string, FunctionTag> kernels;
   std::vector<std::unique_ptr<ModuleTag>> modules;
   std::vector<Fault> faults;
+  std::atomic<bool> faulty{false};  ///< see expect_faults()
   std::map<std::pair<std::string, int>, uint64_t> calls;
   std::map<std::pair<std::thread::id, std::string>, uint64_t> calls_by_thread;
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "device/cpu/casts.h"
+#include "drivers/cuda/mock/unseen.h"
 
 namespace paceline::drivers::nccl {
 
@@ -243,7 +244,11 @@ NcclResult launch(NcclCommTag* comm, cuda::Stream stream, std::vector<Call> call
       const auto now = std::chrono::steady_clock::now();
       for (const auto since : l.since)
         s->waited[l.of_rank[0][0].kind] += std::chrono::duration<double>(now - since).count();
-      perform(*s, l);
+      {
+        // A rank that has failed gives its memory back, whoever reads it.
+        const cuda::mock::Unseen unseen(s->machine->expects_faults());
+        perform(*s, l);
+      }
       l.done = true;
     }
     l.broken = l.broken || !l.done;
@@ -412,6 +417,7 @@ const Api& Cliques::api() const {
 }
 
 void Cliques::fail(const std::string& function, int nth, NcclResult error) {
+  state_->machine->expect_faults();
   std::lock_guard lock(state_->mutex);
   state_->faults.push_back({function, nth, error});
 }

@@ -1,0 +1,140 @@
+"""What a Work, its tensors and its errors are good for, longer than the call: waits in vain, refusals, pickles."""
+
+import datetime
+import gc
+import pickle
+import time
+
+import torch
+import torch.distributed as dist
+from checks import check, run
+from group_world import RANK, SIZE, raises
+
+from paceline.errors import InvalidArgumentError
+from paceline.errors import TimeoutError as PacelineTimeoutError
+
+LATE = 0.6  # seconds that the others come after rank 0
+SHORT = datetime.timedelta(milliseconds=100)
+
+
+def late_sum(shape):
+    """An all-reduce that rank 0 has waited for in vain, and its tensor."""
+    tensor = torch.full(shape, float(RANK + 1))
+    if RANK != 0:
+        time.sleep(LATE)
+    work = dist.all_reduce(tensor, async_op=True)
+    if RANK == 0:
+        raises(RuntimeError, "not ended", lambda: work.wait(SHORT))
+        assert not work.is_completed(), "it goes on"
+    return work, tensor
+
+
+@check
+def a_wait_in_vain_is_no_end():
+    for shape in ((3,), (300_000,)):
+        work, tensor = late_sum(shape)
+        work.wait()
+        assert work.is_completed()
+        assert torch.equal(tensor, torch.full(shape, SIZE * (SIZE + 1) / 2))
+
+
+@check
+def results_are_copied_out_after_a_wait_in_vain():
+    parts = [torch.zeros(2, 3).t() for _ in range(SIZE)]  # results come to other memory first
+    if RANK != 0:
+        time.sleep(LATE)
+    work = dist.all_gather(parts, torch.full((3, 2), float(RANK)), async_op=True)
+    if RANK == 0:
+        raises(RuntimeError, "not ended", lambda: work.wait(SHORT))
+    work.wait()
+    for rank, part in enumerate(parts):
+        assert torch.equal(part, torch.full((3, 2), float(rank)))
+
+
+@check
+def memory_outlives_a_wait_in_vain():
+    work, tensor = late_sum((200_000,))
+    if RANK == 0:
+        del work, tensor
+        gc.collect()
+        others = [torch.full((200_000,), 7.0) for _ in range(30)]
+        dist.barrier()
+        assert all(bool((other == 7).all()) for other in others), "somebody else's memory was written to"
+    else:
+        work.wait()
+        dist.barrier()
+
+
+@check
+def an_operations_own_deadline_is_its_end():
+    if RANK == 0:
+        work = dist.irecv(torch.zeros(3), 1, tag=77)
+        raises(RuntimeError, "not ended", lambda: work.wait(SHORT))
+    dist.barrier()
+    if RANK == 1:
+        dist.send(torch.ones(3), 0, tag=77)
+    elif RANK == 0:
+        assert work.wait()
+        assert work.is_success()
+
+
+@check
+def types_that_differ_are_refused():
+    memory = torch.zeros(8 * SIZE)
+    wide = torch.ones(4, dtype=torch.float64)
+    raises(
+        InvalidArgumentError,
+        "torch.float32 and torch.float64",
+        lambda: dist.all_gather_into_tensor(memory[: 4 * SIZE], wide),
+    )
+    raises(
+        InvalidArgumentError,
+        "torch.float32 and torch.float64",
+        lambda: dist.reduce_scatter_tensor(wide, torch.ones(4 * SIZE)),
+    )
+    assert not memory.any()
+    dist.barrier()
+
+
+@check
+def what_the_source_broadcasts_is_not_written():
+    weight = torch.ones(3, 4, requires_grad=True)
+    result = torch.exp(weight).t()  # not contiguous, and needed by the backward pass
+    before = result._version
+    dist.broadcast(result.detach(), 0)
+    assert RANK != 0 or result._version == before
+    if RANK == 0:
+        result.sum().backward()
+    spread = torch.ones(1).expand(4) if RANK == 0 else torch.zeros(4)
+    dist.broadcast(spread, 0)
+    assert torch.equal(spread, torch.ones(4))
+
+
+@check
+def results_come_in_inference_mode_too():
+    with torch.inference_mode():
+        parts = [torch.zeros(2, 3).t() for _ in range(SIZE)]
+        work = dist.all_gather(parts, torch.full((3, 2), float(RANK)), async_op=True)
+    work.wait()
+    for rank, part in enumerate(parts):
+        assert torch.equal(part, torch.full((3, 2), float(rank)))
+
+
+@check
+def errors_can_be_pickled():
+    if RANK == 0:
+        work = dist.irecv(torch.zeros(3), 1, tag=78)
+        error = raises(PacelineTimeoutError, "not ended", lambda: work.wait(SHORT))
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert isinstance(again, PacelineTimeoutError)
+    dist.barrier()
+    if RANK == 1:
+        dist.send(torch.ones(3), 0, tag=78)
+    elif RANK == 0:
+        work.wait()
+
+
+if __name__ == "__main__":
+    run()
