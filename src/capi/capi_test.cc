@@ -1,8 +1,11 @@
 // The C ABI as a framework uses it: real processes, real wires.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <random>
+#include <thread>
+#include <vector>
 
 #include "capi/processes.h"
 
@@ -213,6 +216,33 @@ TEST(Capi, AHandleOfTheParentIsRefusedAfterFork) {
   EXPECT_EQ(ranks.wait(1), 0);
 }
 
+// What is left in sockets at the end comes to a channel whose engine and runner are gone.
+TEST(Capi, AnEndAmidLongMessages) {
+  setenv("PACELINE_WIRE", "tcp", 1);
+  Processes ranks(2, [](int rank, FileStore& store) {
+    for (int round = 0; round < 4; ++round) {
+      auto* comm = create(rank, 2, store);
+      MUST(comm != nullptr);
+      std::vector<float> data(4U << 20, 1.0F);
+      std::vector<paceline_op> ops(3);
+      for (auto& op : ops) {
+        auto a = op_args(0, 0, data.data(), data.data(), data.size());
+        MUST(paceline_submit(comm, &a, &op) == PACELINE_OK);
+      }
+      if (rank == round % 2) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2 + 2 * round));
+        MUST(paceline_comm_abort(comm, "a test") == PACELINE_OK);
+      }
+      for (const auto op : ops) paceline_wait(comm, op, -1, nullptr);
+      paceline_comm_destroy(comm);  // with that failure, or just ended
+    }
+    return 0;
+  });
+  EXPECT_EQ(ranks.wait(0), 0);
+  EXPECT_EQ(ranks.wait(1), 0);
+  unsetenv("PACELINE_WIRE");
+}
+
 TEST(Capi, BadArgumentsAreNamed) {
   paceline_comm* comm = nullptr;
   EXPECT_EQ(paceline_comm_create(nullptr, &comm), PACELINE_INVALID_ARGUMENT);
@@ -235,7 +265,7 @@ TEST(Capi, BadArgumentsAreNamed) {
 
 // A rank that works until its job ends, and leaves the sentence and the moment in a file.
 int work_until_the_end(int rank, int size, FileStore& store, const std::string& directory,
-                       size_t elements, double timeout_s) {
+                       size_t elements, double timeout_s, bool forks = false) {
   auto* comm = create(rank, size, store, timeout_s);
   MUST(comm != nullptr);
   std::vector<float> data(elements, 1);
@@ -250,6 +280,10 @@ int work_until_the_end(int rank, int size, FileStore& store, const std::string& 
       std::ofstream(part) << code << " " << sentence;
       std::filesystem::rename(part, directory + "/end-" + std::to_string(rank));
       return 0;
+    }
+    if (k == 10 && forks && fork() == 0) {
+      ::usleep(4'000'000);
+      _exit(0);
     }
     if (k == 20) std::ofstream(directory + "/busy-" + std::to_string(rank)) << "yes";
   }
@@ -280,6 +314,22 @@ TEST_P(Faults, KillMinusNineIsNamedOnAllOthersWithinTwoSeconds) {
     std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     EXPECT_LT(took.count(), 2.0);
   }
+}
+
+// A data loader's worker, say: it holds what it had at the fork, until it ends.
+TEST_P(Faults, AKilledRankIsNamedWhileAChildOfItsLives) {
+  Processes ranks(2, [&](int rank, FileStore& store) {
+    return work_until_the_end(rank, 2, store, store.directory(), 50000, 60, true);
+  });
+  for (int r = 0; r < 2; ++r) ASSERT_TRUE(ranks.appears("busy-" + std::to_string(r)));
+  auto start = std::chrono::steady_clock::now();
+  ranks.signal(1, SIGKILL);
+  ASSERT_TRUE(ranks.appears("end-0", 10)) << "rank 0 hangs";
+  auto text = ranks.heard("end-0");
+  EXPECT_NE(text.find("rank 1 (host "), std::string::npos) << text;
+  EXPECT_EQ(text.substr(0, 2), "4 ") << text;
+  std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(took.count(), 2.0);
 }
 
 TEST_P(Faults, AStoppedProcessIsNamedAfterTheTimeout) {

@@ -184,7 +184,7 @@ Result<Launch> prepare(const RunOptions& options, const std::vector<std::string>
           .arguments = words, .environment = variables, .unset = foreign_variables()};
     } else {
       process.remote = true;
-      process.first_input = remote_script(variables, directory, words);
+      process.first_input = remote_script(variables, foreign_variables(), directory, words);
       process.command.arguments =
           ssh_arguments(options.ssh, place.host, process.first_input.size());
     }

@@ -19,10 +19,12 @@ std::string shell_quote(const std::string& text) {
 }
 
 std::string remote_script(const std::vector<std::pair<std::string, std::string>>& environment,
-                          const std::string& directory, const std::vector<std::string>& command) {
+                          const std::vector<std::string>& unset, const std::string& directory,
+                          const std::vector<std::string>& command) {
   std::string words;
   for (const auto& word : command) words += " " + shell_quote(word);
   std::string script;
+  for (const auto& name : unset) script += fmt::format("unset {}\n", name);
   for (const auto& [name, value] : environment)
     script += fmt::format("export {}={}\n", name, shell_quote(value));
   script += fmt::format(

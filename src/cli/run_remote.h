@@ -11,11 +11,12 @@ namespace paceline::cli {
 /// 'it'\''s': one word for a POSIX shell.
 std::string shell_quote(const std::string& text);
 
-/// The script that the remote /bin/sh runs: changes to `directory`, sets `environment`, runs `command` in a session
+/// The script that the remote /bin/sh runs: changes to `directory`, sets `environment`, unsets `unset`, runs `command` in a session
 /// of its own, and ends that whole session when standard input closes (the launcher or the connection died) or when
 /// told to by a line with a signal's name.
 std::string remote_script(const std::vector<std::pair<std::string, std::string>>& environment,
-                          const std::string& directory, const std::vector<std::string>& command);
+                          const std::vector<std::string>& unset, const std::string& directory,
+                          const std::vector<std::string>& command);
 
 /// ssh's arguments; the remote side reads `script_bytes` bytes of script from standard input. `agent` is the program,
 /// with options: "ssh -p 2222".

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,12 @@ WORKER = ROOT / "tests" / "launch" / "worker.py"
 #: What would make a process think that some launcher started it.
 FOREIGN = ("PACELINE_", "PERSEUS_", "SLURM_", "OMPI_", "PMI", "MPI_", "TORCHELASTIC_", "HYDRA_")
 TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+# What started the tests may ignore signals (a shell does, of what it puts in the background); launchers inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 def clean_environment(**more):

@@ -110,6 +110,30 @@ def test_user_signals_reach_the_ranks(paceline, tmp_path):
         process.wait()
 
 
+def test_a_hang_up_that_the_caller_ignores_ends_nothing(paceline, tmp_path):
+    """As under nohup."""
+    script = "trap 'exit 7' HUP; touch ready; while [ ! -e go ]; do sleep 0.05; done; echo went on"
+    process = subprocess.Popen(
+        [paceline, "run", "-np", "1", "--", "sh", "-c", script],
+        stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )  # fmt: skip
+    try:
+        assert wait_until((tmp_path / "ready").exists)
+        process.send_signal(signal.SIGHUP)
+        (tmp_path / "go").touch()
+        out, _ = process.communicate(timeout=30)
+        assert (process.returncode, out) == (0, "went on\n")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_lines_of_other_systems_are_marked_once(paceline):
+    result = run([paceline, "run", "-np", 1, "--prefix-output", "--", "printf", r"a\r\nb\r5 %%\r6 %%\n"])
+    assert result.stdout == "[0]<stdout> a\n[0]<stdout> b\n[0]<stdout> 5 %\n[0]<stdout> 6 %\n", ascii(result.stdout)
+
+
 def test_in_a_pipeline(paceline):
     result = run(["bash", "-c", f"seq 5 | {paceline} run -np 2 -- sh -c 'cat; echo end' | sort | head -3"])
     assert result.stdout == "1\n2\n3\n"
@@ -214,6 +238,37 @@ def test_over_ssh_no_orphans(paceline, sshd, number):
         process.send_signal(number)
         process.wait(timeout=30)
         assert wait_until(lambda: not alive(mark))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_over_ssh_with_a_secret_in_a_file(paceline, python, sshd, tmp_path):
+    """Which the launcher has read: ranks get what it says, wherever they run."""
+    (tmp_path / "secret").write_text("0123456789abcdef0123456789abcdef")
+    command = [paceline, "run", "--ssh", sshd, "-H", f"{REMOTE}:1,localhost:1", python, WORKER]
+    expect_ranks(run(command, PACELINE_SECRET_FILE=tmp_path / "secret"), 2)
+
+
+def test_over_ssh_an_interrupt_is_a_python_script_s_own_affair(paceline, python, sshd, tmp_path):
+    script = (
+        "import pathlib, time\n"
+        "try:\n"
+        "    pathlib.Path('ready').touch()\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('cleaned up', flush=True)\n"
+        "    raise\n"
+    )
+    process = subprocess.Popen(
+        [paceline, "run", "--ssh", sshd, "-H", REMOTE, "--", python, "-c", script],
+        stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        assert wait_until((tmp_path / "ready").exists)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+        assert (process.returncode, out) == (130, "cleaned up\n")
     finally:
         process.kill()
         process.wait()
