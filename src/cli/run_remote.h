@@ -11,9 +11,9 @@ namespace paceline::cli {
 /// 'it'\''s': one word for a POSIX shell.
 std::string shell_quote(const std::string& text);
 
-/// The script that the remote /bin/sh runs: changes to `directory`, sets `environment`, unsets `unset`, runs `command` in a session
-/// of its own, and ends that whole session when standard input closes (the launcher or the connection died) or when
-/// told to by a line with a signal's name.
+/// The script that the remote /bin/sh runs: changes to `directory`, sets `environment` without the names of `unset`, runs
+/// `command` in a session of its own, and ends that whole session when standard input closes (the launcher or the
+/// connection died) or when told to by a line with a signal's name.
 std::string remote_script(const std::vector<std::pair<std::string, std::string>>& environment,
                           const std::vector<std::string>& unset, const std::string& directory,
                           const std::vector<std::string>& command);

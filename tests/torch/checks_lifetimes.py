@@ -3,6 +3,7 @@
 import datetime
 import gc
 import pickle
+import resource
 import time
 
 import torch
@@ -76,6 +77,19 @@ def an_operations_own_deadline_is_its_end():
     elif RANK == 0:
         assert work.wait()
         assert work.is_success()
+
+
+@check
+def who_polls_needs_no_wait():
+    """Nothing of an operation is kept once it was seen to have ended."""
+    for round in range(60):
+        work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+        while not work.is_completed():
+            pass
+        if round == 9:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
+    assert grown < 50 * 4096 / 2, f"{grown} KiB more"
 
 
 @check

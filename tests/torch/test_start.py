@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from ranks import free_port
-from support import HERE, MODERN, ROOT, environment
+from support import HERE, MODERN, ROOT, Launch, environment
 
 SCRIPT = str(HERE / "script_plain.py")
 # Debian's torch 1.13 on Python 3.11 can't start a job whose redirects are one number: a mapping works.
@@ -149,3 +149,9 @@ def test_demo_example():
     accuracy = [float(found) for found in re.findall(r"test accuracy ([\d.]+)%", output)]
     assert code == 0 and "paceline: 2 ranks" in output, output
     assert len(accuracy) == 3 and accuracy[-1] > 80, output
+
+
+def test_subgroups_that_end_leave_nothing_behind():
+    done = Launch("subgroups.py", 2, timeout=60).end()
+    for log in done.logs:
+        assert "nothing left" in log, done.everything()

@@ -14,7 +14,6 @@ from paceline import communicator as core
 from paceline._torch import shared_pages
 from paceline._torch.attachment import Attachment, average_by_process_group, first_tensor
 from paceline._torch.dtypes import flat_view
-from paceline.errors import PacelineError
 
 #: -1 where no backward pass runs; torch 1 does not tell.
 _backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -129,7 +128,7 @@ class CpuAttachment(Attachment):
         if communicator is None or communicator.closed:
             return
         for op, _, buffer, known in self._running:
-            with contextlib.suppress(PacelineError):  # it has ended, with the job
+            with contextlib.suppress(RuntimeError):  # it has ended, with the job or the process
                 communicator.watch(op, _Dropped(self.endpoint.steps), (buffer, known))
 
     def _join_factor(self):

@@ -24,6 +24,8 @@ def patch():
         cuda.close(None if whole else group)
         endpoints.close(None if whole else group)
         original(group)
+        if not whole and hasattr(group, "paceline_endpoint"):
+            group.shutdown()  # which torch only calls where our group is a backend within one of its own
         if whole:
             endpoints.close_native()
         if unseen:

@@ -75,6 +75,7 @@ class _Operations:
         self._size = endpoint.size
         self._timeout = timeout
         self._owner = owner
+        self._is_shut = False
         self._batch = None
         self._unclaimed = set()
 
@@ -405,6 +406,9 @@ class _Operations:
         return "paceline"
 
     def shutdown(self):
+        if self._is_shut:  # by torch already
+            return
+        self._is_shut = True
         if self._owner:
             self._communicator.close()
         elif not self._communicator.closed:

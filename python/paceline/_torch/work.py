@@ -100,6 +100,12 @@ class PacelineWork(_Work):
     getFuture = get_future
 
     def is_completed(self):
+        ended = self._has_ended()
+        if ended:
+            self._release()
+        return ended
+
+    def _has_ended(self):
         if self._ended.is_set():
             return True
         if self._whole is not None:
@@ -177,14 +183,15 @@ class PacelineWork(_Work):
         return None
 
     def _watch(self):
-        self._watching = len(self._operations)
+        self._watching = left = len(self._operations)  # which it stays: who waits, waits for _ended from now on
         failures = []
 
         def ended(error, _finite):
+            nonlocal left
             if error is not None:
                 failures.append(error)
-            self._watching -= 1
-            if self._watching == 0:
+            left -= 1
+            if left == 0:
                 self._end(failures[0] if failures else None)
 
         for op in self._operations:
@@ -221,7 +228,8 @@ class PacelineWork(_Work):
         if not self._ended.is_set() and self._watching == 0 and not self._communicator.closed:
             keep = (self._keep, self._finish, self._result)
             for op in self._operations:
-                self._communicator.watch(op, _drop, keep=keep)
+                with contextlib.suppress(RuntimeError):  # no threads any more: the process ends
+                    self._communicator.watch(op, _drop, keep=keep)
 
 
 def dist_timeout(seconds):
