@@ -413,6 +413,7 @@ TEST(Scarcity, WithoutDescriptorsSharedBuffersAreCopied) {
 TEST(Scarcity, ConnectingWithFewDescriptorsWorksOrIsNamed) {
   for (int spare = 0; spare < 10; ++spare) {
     run_ranks(2, [&](Node& node) {
+      node.meet();  // a sanitizer that meets a type for the first time wants a pipe to look at it
       std::optional<paceline::testing::NoDescriptors> few;
       if (node.rank == 1) few.emplace(spare);
       node.meet();
