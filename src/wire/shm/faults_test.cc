@@ -12,6 +12,7 @@
 #include <optional>
 #include <random>
 
+#include "base/log.h"
 #include "base/testing/no_descriptors.h"
 #include "wire/shm/packet.h"
 #include "wire/shm/testing.h"
@@ -411,6 +412,7 @@ TEST(Scarcity, WithoutDescriptorsSharedBuffersAreCopied) {
 
 // However few descriptors a rank has left, its messages come, or both hear why not.
 TEST(Scarcity, ConnectingWithFewDescriptorsWorksOrIsNamed) {
+  log::warning("warnings of few descriptors follow");  // as below, for the log's types
   for (int spare = 0; spare < 10; ++spare) {
     run_ranks(2, [&](Node& node) {
       node.meet();  // a sanitizer that meets a type for the first time wants a pipe to look at it
