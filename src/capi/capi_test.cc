@@ -227,7 +227,7 @@ TEST(Capi, AnEndAmidLongMessages) {
       std::vector<paceline_op> ops(3);
       for (auto& op : ops) {
         auto a = op_args(0, 0, data.data(), data.data(), data.size());
-        MUST(paceline_submit(comm, &a, &op) == PACELINE_OK);
+        if (paceline_submit(comm, &a, &op) != PACELINE_OK) break;  // the other's abort was faster
       }
       if (rank == round % 2) {
         std::this_thread::sleep_for(std::chrono::milliseconds(2 + 2 * round));
