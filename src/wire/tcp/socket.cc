@@ -10,8 +10,8 @@
 
 #include <cerrno>
 #include <cstring>
-
 #include <memory>
+
 #include "base/close_in_children.h"
 
 namespace paceline::wire {
