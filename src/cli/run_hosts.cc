@@ -149,16 +149,19 @@ Result<std::vector<Placement>> place(const std::vector<HostSlots>& hosts, int np
                     np, slots, slots == 1 ? "" : "s"));
   }
   std::vector<Placement> placements;
-  std::map<std::string, int> used;  // a host may be listed twice: local ranks go on counting
+  // A host may be listed twice, and this one under several names: local ranks go on counting.
+  std::map<std::string, int> used;
+  auto machine = [](const Placement& p) { return p.local ? std::string() : p.host; };
   for (const auto& host : hosts) {
     for (int i = 0; i < host.slots && static_cast<int>(placements.size()) < np; ++i) {
-      placements.push_back({.rank = static_cast<int>(placements.size()),
-                            .local_rank = used[host.host]++,
-                            .host = host.host,
-                            .local = is_this_host(host.host)});
+      Placement placement{.rank = static_cast<int>(placements.size()),
+                          .host = host.host,
+                          .local = is_this_host(host.host)};
+      placement.local_rank = used[machine(placement)]++;
+      placements.push_back(std::move(placement));
     }
   }
-  for (auto& placement : placements) placement.local_size = used[placement.host];
+  for (auto& placement : placements) placement.local_size = used[machine(placement)];
   return placements;
 }
 

@@ -23,7 +23,7 @@ namespace {
 
 constexpr Time kKillAfter = 5 * kSecond;       // from SIGTERM to SIGKILL, when another rank failed
 constexpr Time kSilence = 200 * kMillisecond;  // an unfinished line is shown after this
-constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP};
 
 struct Running {
   const JobProcess* process = nullptr;
@@ -55,6 +55,10 @@ const char* signal_word(int number) {
       return "USR2";
     case SIGKILL:
       return "KILL";
+    case SIGSTOP:
+      return "STOP";
+    case SIGCONT:
+      return "CONT";
     default:
       return "TERM";
   }
@@ -79,9 +83,14 @@ class Job {
   void signal_all(int number);
   void terminate(Time now);
   [[nodiscard]] bool finished() const;
-  [[nodiscard]] bool output_lost() const;
+  [[nodiscard]] bool output_lost() const { return out_.reader_gone() || error_.reader_gone(); }
+  void pause();
+  void drain();
+  void say(const std::string& sentence);
 
   JobOptions options_;
+  Outlet out_{STDOUT_FILENO};
+  Outlet error_{STDERR_FILENO};
   std::vector<Running> running_;
   SteadyClock clock_;
   sigset_t old_mask_{};
@@ -128,8 +137,8 @@ Status Job::open_output(Running& running) {
   auto mark = [&](const char* name) {
     return options_.prefix_output ? fmt::format("[{}]<{}> ", running.process->rank, name) : "";
   };
-  running.output = std::make_unique<OutputStream>(1, mark("stdout"));
-  running.error = std::make_unique<OutputStream>(2, mark("stderr"));
+  running.output = std::make_unique<OutputStream>(out_, mark("stdout"));
+  running.error = std::make_unique<OutputStream>(error_, mark("stderr"));
   if (options_.output_directory.empty()) return {};
   auto folder = std::filesystem::path(options_.output_directory) /
                 fmt::format("rank.{}", running.process->rank);
@@ -200,6 +209,10 @@ void Job::read_signals() {
   while (::read(signals_, &info, sizeof(info)) == sizeof(info)) {
     int number = static_cast<int>(info.ssi_signo);
     if (number == SIGCHLD) continue;
+    if (number == SIGTSTP) {
+      pause();
+      continue;
+    }
     signal_all(number);
     if (number == SIGUSR1 || number == SIGUSR2) continue;
     // Asked to end: the ranks may clean up, then they are ended. A second Ctrl-C does not wait.
@@ -208,6 +221,22 @@ void Job::read_signals() {
     kill_at_ = std::min(kill_at_, after(clock_.now(), kKillAfter));
     if (++interrupts_ > 1) kill_at_ = clock_.now();
   }
+}
+
+/// Ctrl-Z: the ranks, whose groups the terminal does not reach, stop and go on with the launcher.
+void Job::pause() {
+  signal_all(SIGSTOP);
+  sigset_t stop;
+  sigemptyset(&stop);
+  sigaddset(&stop, SIGTSTP);
+  ::raise(SIGTSTP);
+  sigprocmask(SIG_UNBLOCK, &stop, nullptr);  // here it stops
+  sigprocmask(SIG_BLOCK, &stop, nullptr);
+  signal_all(SIGCONT);
+}
+
+void Job::say(const std::string& sentence) {
+  if (!options_.quiet) error_.put("paceline run: " + sentence + "\n");
 }
 
 void Job::signal_all(int number) {
@@ -238,15 +267,13 @@ void Job::ended(Running& running, int status) {
   running.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   if (running.exit_code == 0 || terminating_) return;
   exit_code_ = running.exit_code;
-  if (!options_.quiet) {
-    auto how = running.exit_code > 128 && running.exit_code < 128 + 65
-                   ? fmt::format("was ended by signal {} ({})", running.exit_code - 128,
-                                 ::strsignal(running.exit_code - 128))
-                   : fmt::format("ended with exit code {}", running.exit_code);
-    bool others = std::any_of(running_.begin(), running_.end(), [](auto& r) { return !r.ended; });
-    fmt::print(stderr, "paceline run: rank {} (host {}) {}{}\n", running.process->rank,
-               running.process->where, how, others ? "; ending the others" : "");
-  }
+  auto how = running.exit_code > 128 && running.exit_code < 128 + 65
+                 ? fmt::format("was ended by signal {} ({})", running.exit_code - 128,
+                               ::strsignal(running.exit_code - 128))
+                 : fmt::format("ended with exit code {}", running.exit_code);
+  bool others = std::any_of(running_.begin(), running_.end(), [](auto& r) { return !r.ended; });
+  say(fmt::format("rank {} (host {}) {}{}", running.process->rank, running.process->where, how,
+                  others ? "; ending the others" : ""));
   terminate(clock_.now());
 }
 
@@ -263,18 +290,17 @@ bool Job::finished() const {
   return std::all_of(running_.begin(), running_.end(), [](auto& r) { return r.ended; });
 }
 
-bool Job::output_lost() const {
-  return std::any_of(running_.begin(), running_.end(),
-                     [](auto& r) { return r.output->reader_gone() || r.error->reader_gone(); });
-}
-
 void Job::wait_for_something() {
   std::vector<pollfd> waiting{{signals_, POLLIN, 0}};
   if (options_.service_fd >= 0) waiting.push_back({options_.service_fd, POLLIN, 0});
+  for (const Outlet* outlet : {&out_, &error_}) {
+    if (!outlet->is_empty()) waiting.push_back({outlet->descriptor(), POLLOUT, 0});
+  }
   for (auto& running : running_) {
-    for (int descriptor : {running.guarded.output, running.guarded.error}) {
-      if (descriptor >= 0) waiting.push_back({descriptor, POLLIN, 0});
-    }
+    if (running.guarded.output >= 0 && !out_.is_full())
+      waiting.push_back({running.guarded.output, POLLIN, 0});
+    if (running.guarded.error >= 0 && !error_.is_full())
+      waiting.push_back({running.guarded.error, POLLIN, 0});
     if (running.input >= 0 && !running.to_write.empty())
       waiting.push_back({running.input, POLLOUT, 0});
   }
@@ -292,10 +318,14 @@ int Job::run() {
     if (options_.service) options_.service();
     read_signals();
     for (auto& running : running_) {
-      if (running.guarded.output >= 0) read_output(running.guarded.output, *running.output);
-      if (running.guarded.error >= 0) read_output(running.guarded.error, *running.error);
+      if (running.guarded.output >= 0 && !out_.is_full())
+        read_output(running.guarded.output, *running.output);
+      if (running.guarded.error >= 0 && !error_.is_full())
+        read_output(running.guarded.error, *running.error);
       feed(running);
     }
+    out_.write_some();
+    error_.write_some();
     if (output_lost() && !terminating_) {
       exit_code_ = 128 + SIGPIPE;  // as a command in a pipeline ends whose reader has gone
       terminate(clock_.now());
@@ -307,21 +337,40 @@ int Job::run() {
       kill_at_ = after(clock_.now(), kSecond);
     }
   }
-  // What is still in the pipes. A process that left the group and kept them open is not waited for.
+  drain();
+  return exit_code_;
+}
+
+/// What is still in the pipes, until the reader has taken it or a signal says that nobody wants it.
+void Job::drain() {
+  // A process that left the group and kept its pipes open is not waited for.
   for (auto& running : running_) {
     while (running.guarded.output >= 0 && read_output(running.guarded.output, *running.output)) {
     }
     while (running.guarded.error >= 0 && read_output(running.guarded.error, *running.error)) {
     }
+    close_descriptor(running.guarded.output);
+    close_descriptor(running.guarded.error);
     running.output->flush();
     running.error->flush();
     for (auto* stream : {running.output.get(), running.error.get()}) {
-      if (stream->status().is_ok() || options_.quiet) continue;
-      fmt::print(stderr, "paceline run: rank {}: {}\n", running.process->rank,
-                 stream->status().message());
+      if (!stream->status().is_ok())
+        say(fmt::format("rank {}: {}", running.process->rank, stream->status().message()));
     }
   }
-  return exit_code_;
+  for (bool was_said = false;;) {
+    out_.write_some();
+    if (!was_said && !out_.status().is_ok()) {
+      was_said = true;
+      if (!out_.reader_gone()) say(out_.status().message());
+    }
+    error_.write_some();
+    if (out_.is_empty() && error_.is_empty()) return;
+    const int before = interrupts_;
+    read_signals();
+    if (interrupts_ > before || (interrupts_ > 0 && clock_.now() >= kill_at_)) return;
+    wait_for_something();
+  }
 }
 
 }  // namespace

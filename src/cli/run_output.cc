@@ -4,31 +4,53 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 
 namespace paceline::cli {
 namespace {
 
 constexpr std::size_t kLongestLine = 64 * 1024;  // longer ones are written in parts
-
-Status write_all(int descriptor, std::string_view text) {
-  while (!text.empty()) {
-    auto n = ::write(descriptor, text.data(), text.size());
-    if (n >= 0) {
-      text.remove_prefix(static_cast<std::size_t>(n));
-    } else if (errno == EAGAIN) {
-      pollfd waiting{descriptor, POLLOUT, 0};  // a caller's non-blocking pipe: its reader is slow
-      ::poll(&waiting, 1, 1000);
-    } else if (errno != EINTR) {
-      return {errno == EPIPE ? Code::kPeerLost : Code::kUnavailable,
-              fmt::format("output can't be written: {}", std::strerror(errno))};
-    }
-  }
-  return {};
-}
+constexpr std::size_t kFull = 1 << 20;
+// A pipe that has room takes so much without waiting. A terminal promises less.
+constexpr std::size_t kPipeAtOnce = PIPE_BUF;
+constexpr std::size_t kTerminalAtOnce = 512;
 
 }  // namespace
+
+Outlet::Outlet(int descriptor)
+    : descriptor_(descriptor),
+      at_once_(::isatty(descriptor) != 0 ? kTerminalAtOnce : kPipeAtOnce) {}
+
+void Outlet::put(std::string_view text) {
+  if (status_.is_ok()) waiting_.append(text);
+}
+
+bool Outlet::is_full() const { return waiting_.size() - begin_ >= kFull; }
+
+// The descriptor is the caller's: whether it waits is not ours to change, so it is asked before each write.
+void Outlet::write_some() {
+  while (!is_empty()) {
+    pollfd ready{descriptor_, POLLOUT, 0};
+    if (::poll(&ready, 1, 0) <= 0 || ready.revents == 0) break;
+    auto n = ::write(descriptor_, waiting_.data() + begin_,
+                     std::min(waiting_.size() - begin_, at_once_));
+    if (n >= 0) {
+      begin_ += static_cast<std::size_t>(n);
+    } else if (errno == EAGAIN) {
+      break;
+    } else if (errno != EINTR) {
+      status_ = Status(errno == EPIPE ? Code::kPeerLost : Code::kUnavailable,
+                       fmt::format("output can't be written: {}", std::strerror(errno)));
+      begin_ = waiting_.size();
+    }
+  }
+  if (!is_empty() && begin_ < kFull) return;
+  waiting_.erase(0, begin_);
+  begin_ = 0;
+}
 
 Status OutputStream::tee(const std::string& path) {
   path_ = path;
@@ -72,13 +94,7 @@ void OutputStream::emit(std::string_view text) {
     }
     text = marked;
   }
-  if (descriptor_ < 0) return;
-  auto written = write_all(descriptor_, text);
-  if (!written.is_ok()) {
-    reader_gone_ = written.code() == Code::kPeerLost;
-    status_ = written;
-    descriptor_ = -1;
-  }
+  outlet_.put(text);
 }
 
 }  // namespace paceline::cli

@@ -10,33 +10,58 @@
 
 namespace paceline::cli {
 
+/// Where the lines of all ranks leave: standard output or standard error of the launcher. Text waits here until its reader
+/// takes it, for who starts a job must be able to end it while a pager holds its output up.
+class Outlet {
+ public:
+  explicit Outlet(int descriptor);
+  Outlet(const Outlet&) = delete;
+  Outlet& operator=(const Outlet&) = delete;
+
+  void put(std::string_view text);
+  /// Writes what leaves without waiting.
+  void write_some();
+  [[nodiscard]] int descriptor() const { return descriptor_; }
+  [[nodiscard]] bool is_empty() const { return begin_ == waiting_.size(); }
+  /// So much waits that no more should be read from the ranks, whose own writes then wait.
+  [[nodiscard]] bool is_full() const;
+  /// The first failure to write (disk full, closed pipe); later text is dropped.
+  [[nodiscard]] const Status& status() const { return status_; }
+  /// The pipe that we write to has no reader any more.
+  [[nodiscard]] bool reader_gone() const { return status_.code() == Code::kPeerLost; }
+
+ private:
+  int descriptor_;
+  std::size_t at_once_;
+  std::string waiting_;
+  std::size_t begin_ = 0;  ///< of what has not left yet
+  Status status_;
+};
+
 /// One stream of one rank. Text comes in as it is read and goes out line by line, so that lines of
 /// different ranks never mix. A carriage return ends a line too (progress bars).
 class OutputStream {
  public:
-  /// `prefix` goes in front of every line ("" for none).
-  OutputStream(int descriptor, std::string prefix)
-      : descriptor_(descriptor), prefix_(std::move(prefix)) {}
+  /// `outlet` must outlive the stream; `prefix` goes in front of every line ("" for none).
+  OutputStream(Outlet& outlet, std::string prefix) : outlet_(outlet), prefix_(std::move(prefix)) {}
   /// Also writes everything, without prefix, to this file.
   Status tee(const std::string& path);
   void write(std::string_view text);
-  /// Writes an unfinished line as it stands: at the end, or after silence (a prompt).
+  /// Passes on an unfinished line as it stands: at the end, or after silence (a prompt).
   void flush();
-  /// The first failure to write (disk full, closed pipe); later text is dropped.
+  /// The first failure to write the file (disk full); later text is missing there.
   [[nodiscard]] const Status& status() const { return status_; }
-  /// The pipe that we write to has no reader any more.
-  [[nodiscard]] bool reader_gone() const { return reader_gone_; }
+  [[nodiscard]] Outlet& outlet() { return outlet_; }
 
  private:
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
   void emit(std::string_view text);
-  int descriptor_;
+  Outlet& outlet_;
   std::string prefix_;
   std::string pending_;
   bool at_line_start_ = true, after_return_ = false;
-  bool reader_gone_ = false;
   std::string path_;
   std::unique_ptr<std::FILE, Close> file_;
   Status status_;

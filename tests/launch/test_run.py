@@ -1,5 +1,7 @@
 """`paceline run`: output, exit codes, signals, clean-up, remote hosts by a real sshd on loopback."""
 
+import contextlib
+import fcntl
 import getpass
 import os
 import pathlib
@@ -7,6 +9,8 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+import termios
 import time
 
 import pytest
@@ -32,6 +36,29 @@ def wait_until(condition, seconds=15):
             return True
         time.sleep(0.02)
     return False
+
+
+@contextlib.contextmanager
+def launched(command, cwd=ROOT, **options):
+    """`paceline run` in the background; killed at the end if it still runs."""
+    process = subprocess.Popen(command, env=clean_environment(), cwd=cwd, text=True, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def waiting_in(pipe):
+    """Bytes written to a pipe and not read yet."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def state(pid):
+    """One letter, as ps shows it: S sleeps, T is stopped."""
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_prefix_and_files(paceline, tmp_path):
@@ -80,53 +107,79 @@ def test_a_rank_that_ignores_sigterm_is_killed(paceline):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_no_orphans_when_the_launcher_ends(paceline, number, tmp_path):
     mark = f"98765.{os.getpid()}{int(number)}"
-    process = subprocess.Popen(
-        [paceline, "run", "-np", "3", "--", "sh", "-c", f"sleep {mark} & wait"], env=clean_environment(), cwd=ROOT
-    )
-    try:
+    with launched([paceline, "run", "-np", "3", "--", "sh", "-c", f"sleep {mark} & wait"]) as process:
         assert wait_until(lambda: len(alive(mark)) >= 6)
         process.send_signal(number)
         code = process.wait(timeout=30)
         assert code == (-9 if number == signal.SIGKILL else 128 + number)
         assert wait_until(lambda: not alive(mark))
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_user_signals_reach_the_ranks(paceline, tmp_path):
     script = "trap 'echo got; exit 0' USR1; touch ready.$PACELINE_RANK; while :; do sleep 0.05; done"
-    process = subprocess.Popen(
-        [paceline, "run", "-np", "2", "--", "sh", "-c", script],
-        stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=tmp_path,
-    )  # fmt: skip
-    try:
+    command = [paceline, "run", "-np", "2", "--", "sh", "-c", script]
+    with launched(command, tmp_path, stdout=subprocess.PIPE) as process:
         assert wait_until(lambda: all((tmp_path / f"ready.{r}").exists() for r in range(2)))
         process.send_signal(signal.SIGUSR1)
         out, _ = process.communicate(timeout=30)
         assert process.returncode == 0 and out == "got\ngot\n"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_hang_up_that_the_caller_ignores_ends_nothing(paceline, tmp_path):
     """As under nohup."""
     script = "trap 'exit 7' HUP; touch ready; while [ ! -e go ]; do sleep 0.05; done; echo went on"
-    process = subprocess.Popen(
-        [paceline, "run", "-np", "1", "--", "sh", "-c", script],
-        stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=tmp_path,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
-    )  # fmt: skip
-    try:
+    command = [paceline, "run", "-np", "1", "--", "sh", "-c", script]
+    ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    with launched(command, tmp_path, stdout=subprocess.PIPE, **ignoring) as process:
         assert wait_until((tmp_path / "ready").exists)
         process.send_signal(signal.SIGHUP)
         (tmp_path / "go").touch()
         out, _ = process.communicate(timeout=30)
         assert (process.returncode, out) == (0, "went on\n")
-    finally:
-        process.kill()
-        process.wait()
+
+
+def test_a_stop_reaches_the_ranks_and_so_does_the_end_of_it(paceline, tmp_path):
+    """Ctrl-Z and fg: the terminal signals the launcher alone."""
+    script = (
+        "echo $$ > pid.$PACELINE_RANK.new; mv pid.$PACELINE_RANK.new pid.$PACELINE_RANK; while [ ! -e go ]; do :; done"
+    )
+    command = [paceline, "run", "-np", "2", "--", "sh", "-c", script]
+    files = [tmp_path / f"pid.{rank}" for rank in range(2)]
+    with launched(command, tmp_path, preexec_fn=os.setpgrp) as process:
+        assert wait_until(lambda: all(file.exists() for file in files))
+        ranks = [int(file.read_text()) for file in files]
+        process.send_signal(signal.SIGTSTP)
+        assert wait_until(lambda: all(state(pid) == "T" for pid in [process.pid, *ranks]))
+        process.send_signal(signal.SIGCONT)
+        assert wait_until(lambda: all(state(pid) != "T" for pid in [process.pid, *ranks]))
+        (tmp_path / "go").touch()
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_reader_that_does_not_read_stops_no_signal(paceline):
+    """A pager holds the output: a job must still end when it is asked to."""
+    mark = f"65432.{os.getpid()}"
+    script = f"sleep {mark} & yes"
+    with launched([paceline, "run", "-np", "2", "--", "sh", "-c", script], stdout=subprocess.PIPE) as process:
+        assert wait_until(lambda: len(alive(mark)) >= 4 and waiting_in(process.stdout) == 65536)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+        assert wait_until(lambda: not alive(mark))
+
+
+def test_a_slow_reader_gets_all(paceline):
+    script = "import sys; sys.stdout.writelines(f'{i:07}\\n' for i in range(400_000))"
+    with launched([paceline, "run", "-np", "1", "--", "python3", "-c", script], stdout=subprocess.PIPE) as process:
+        wait_until(lambda: process.poll() is not None, 1)  # more is on its way than pipes hold
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert out.splitlines() == [f"{i:07}" for i in range(400_000)]
+
+
+def test_this_machine_s_names_are_one_machine(paceline):
+    result = run([paceline, "run", "-H", "localhost:1,127.0.0.1:1", "--", "sh", "-c",
+                  'echo "$PACELINE_LOCAL_RANK/$PACELINE_LOCAL_SIZE"'])  # fmt: skip
+    assert sorted(result.stdout.splitlines()) == ["0/2", "1/2"]
 
 
 def test_lines_of_other_systems_are_marked_once(paceline):
@@ -229,18 +282,12 @@ def test_over_ssh_quoting_exit_code_and_no_secret_on_a_command_line(paceline, ss
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_over_ssh_no_orphans(paceline, sshd, number):
     mark = f"76543.{os.getpid()}{int(number)}"
-    process = subprocess.Popen(
-        [paceline, "run", "--ssh", sshd, "-H", f"{REMOTE}:2", "--", "sh", "-c", f"sleep {mark} & wait"],
-        env=clean_environment(), cwd=ROOT,
-    )  # fmt: skip
-    try:
+    command = [paceline, "run", "--ssh", sshd, "-H", f"{REMOTE}:2", "--", "sh", "-c", f"sleep {mark} & wait"]
+    with launched(command) as process:
         assert wait_until(lambda: len(alive(mark)) >= 4)
         process.send_signal(number)
         process.wait(timeout=30)
         assert wait_until(lambda: not alive(mark))
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_over_ssh_with_a_secret_in_a_file(paceline, python, sshd, tmp_path):
@@ -260,18 +307,12 @@ def test_over_ssh_an_interrupt_is_a_python_script_s_own_affair(paceline, python,
         "    print('cleaned up', flush=True)\n"
         "    raise\n"
     )
-    process = subprocess.Popen(
-        [paceline, "run", "--ssh", sshd, "-H", REMOTE, "--", python, "-c", script],
-        stdout=subprocess.PIPE, text=True, env=clean_environment(), cwd=tmp_path,
-    )  # fmt: skip
-    try:
+    command = [paceline, "run", "--ssh", sshd, "-H", REMOTE, "--", python, "-c", script]
+    with launched(command, tmp_path, stdout=subprocess.PIPE) as process:
         assert wait_until((tmp_path / "ready").exists)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=30)
         assert (process.returncode, out) == (130, "cleaned up\n")
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_host_that_refuses_is_an_error(paceline):

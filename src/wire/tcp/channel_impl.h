@@ -30,6 +30,8 @@ struct TcpPeer {
   std::vector<Connection*> in;       ///< data flows that the peer opened
   int violations = 0;
   std::string last_error;  ///< of connecting, for messages
+  Time no_data_since =
+      kNever;  ///< pieces wait, and no call for a data connection has been answered
   bool dirty = false;
   bool is_waiting = false;  ///< pieces that its flows do not take yet
   Time waited_at = 0;       ///< the last time
@@ -116,6 +118,7 @@ class TcpChannelImpl final : public TcpChannel {
   void established(Connection& c);
   void establish_control(Connection& c, TcpPeer& peer);
   void dial_failed(Connection& c, const Status& why, bool is_final);
+  void data_call_failed(TcpPeer& peer, uint32_t flow);
   void broken(Connection& c, const IoResult& result);
   void violated(Connection& c, const Status& what);
   void redial_later(TcpPeer& peer, Time delay);

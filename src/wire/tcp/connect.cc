@@ -20,6 +20,7 @@ constexpr std::size_t kMaxIncomingFlows = 32;  // of one peer
 constexpr Time kFirstBackoff = 20 * kMillisecond;
 constexpr Time kLongestBackoff = 500 * kMillisecond;
 constexpr Time kHigherRankWaits = 30 * kMillisecond;  // after a break the lower rank dials first
+constexpr Time kSilentFailing = 1 * kSecond;  // then the log names why no data connection opens
 constexpr Time kListenerPause = 100 * kMillisecond;
 constexpr unsigned kUnsentPieces = 1;  // per data flow, beyond what the congestion window lets out
 
@@ -115,6 +116,7 @@ void TcpChannelImpl::expire_handshakes() {
     }
   }
   for (Connection* c : late) {
+    if (!c->is_open()) continue;  // its peer was lost with the one before
     if (c->role == Connection::Role::kDialing) {
       dial_failed(*c, {Code::kTimeout, "the connection was not answered in time"}, false);
     } else {
@@ -134,9 +136,10 @@ void TcpChannelImpl::dial(TcpPeer& peer, Purpose purpose) {
     if (purpose.is_control) {
       redial_later(peer, 0);
     } else {
-      peer.flow_redial_at[purpose.flow] = after(shared_.now, kFirstBackoff);
+      data_call_failed(peer, purpose.flow);
     }
   };
+  if (!purpose.is_control && peer.no_data_since == kNever) peer.no_data_since = shared_.now;
   if (known.address.empty()) {  // it has called us, we have no address for it yet
     retry({Code::kUnavailable, "its address is not known"});
     return;
@@ -306,6 +309,7 @@ void TcpChannelImpl::established(Connection& c) {
   event.data.ptr = &c;
   if (is_ours) {
     c.role = Connection::Role::kDataOut;
+    peer.no_data_since = kNever;
     if (flows_limited_to_ > 0) paceline::wire::limit_rate(c.fd.get(), flows_limited_to_);
     c.in = {};
     c.is_writable = true;
@@ -351,10 +355,34 @@ void TcpChannelImpl::dial_failed(Connection& c, const Status& why, bool is_final
   if (is_final) {
     lose(peer, why);
   } else if (!purpose.is_control) {
-    peer.flow_redial_at[purpose.flow] = after(shared_.now, kFirstBackoff);
+    data_call_failed(peer, purpose.flow);
     schedule(peer);
   } else if (peer.control == nullptr) {
     redial_later(peer, 0);
+  }
+}
+
+void TcpChannelImpl::data_call_failed(TcpPeer& peer, uint32_t flow) {
+  peer.flow_redial_at[flow] = after(shared_.now, kFirstBackoff);
+  const bool is_served = std::any_of(peer.out.begin(), peer.out.end(), [](const Connection* c) {
+    return c != nullptr && c->role == Connection::Role::kDataOut;
+  });
+  if (is_served) {
+    peer.no_data_since = kNever;
+    return;
+  }
+  // The control connection stands, so nothing else would end this before the operation's own time-out, which can't name
+  // the cause. Time in which this process did not run does not count.
+  const Time failing = shared_.now - std::max(peer.no_data_since, shared_.grace);
+  const double patience = static_cast<double>(shared_.options.peer_timeout) / kSecond;
+  if (failing >= shared_.options.peer_timeout) {
+    lose(peer,
+         {Code::kPeerLost,
+          fmt::format("{} can't be reached: for {:.1f} s no data connection could be opened ({})",
+                      peer.name, patience, peer.last_error)});
+  } else if (failing >= kSilentFailing && log::first("tcp data " + peer.name)) {
+    log::warning("no data connection to {} can be opened ({}): trying on for {:.1f} s", peer.name,
+                 peer.last_error, patience);
   }
 }
 
@@ -410,7 +438,10 @@ void TcpChannelImpl::run_connection_timers(TcpPeer& peer) {
     if (peer.control == nullptr && peer.dialing == nullptr)
       dial(peer, {true, 0, peer.control_count});
   }
-  if (peer.control == nullptr || !session.has_pieces()) return;
+  if (peer.control == nullptr || !session.has_pieces()) {
+    peer.no_data_since = kNever;
+    return;
+  }
   for (std::size_t i = 0; i < peer.out.size(); ++i) {
     if (peer.out[i] != nullptr || peer.flow_redial_at[i] > shared_.now) continue;
     dial(peer, {false, static_cast<uint8_t>(i), 0});

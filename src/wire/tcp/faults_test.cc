@@ -8,12 +8,14 @@
 #include <cstring>
 #include <thread>
 
+#include "base/testing/no_descriptors.h"
 #include "wire/tcp/socket.h"
 #include "wire/tcp/testing.h"
 
 namespace paceline::wire {
 namespace {
 
+using paceline::testing::NoDescriptors;
 using testing::Job;
 using testing::random_data;
 
@@ -280,6 +282,51 @@ TEST(TcpFaults, DroppedPeerEndsItsRequestsOnly) {
   job.at(2)->send(0, 1, 0, data, 3);
   ASSERT_TRUE(job.complete(0, 2));
   EXPECT_EQ(other, data);
+}
+
+// The control connection stands and beats on, but the bytes have no way: the cause is named, within the deadline.
+TEST(TcpFaults, DataConnectionsThatCannotBeOpenedAreNamed) {
+  Job job(2, [](TcpOptions& o) { o.protocol.peer_timeout = 800 * kMillisecond; });
+  std::vector<std::byte> data(2 << 20, std::byte{5});
+  std::vector<std::byte> into(data.size());
+  job.at(0)->post_note(1, std::vector<std::byte>(1));
+  ASSERT_TRUE(job.run_until([&] { return !job.events(1).notes.empty(); }));
+  job.at(1)->receive(0, 1, 0, {into.data(), nullptr, into.size()}, 2);
+  job.at(0)->send(1, 1, 0, data, 1);
+  const Time begin = job.clock_.now();
+  {
+    const NoDescriptors none;
+    ASSERT_TRUE(job.complete(0, 1));
+  }
+  EXPECT_LT(job.clock_.now() - begin, 10 * kSecond);
+  const Status& why = job.completion(0, 1)->status;
+  EXPECT_EQ(why.code(), Code::kPeerLost);
+  EXPECT_NE(why.message().find("rank 1 (host host-1)"), std::string::npos) << why.message();
+  EXPECT_NE(why.message().find("no data connection"), std::string::npos) << why.message();
+  EXPECT_NE(why.message().find("Too many open files"), std::string::npos) << why.message();
+  ASSERT_TRUE(job.complete(1, 2));
+}
+
+TEST(TcpFaults, AShortLackOfDescriptorsLosesNothing) {
+  Job job(2);
+  std::vector<std::byte> data(2 << 20, std::byte{5});
+  std::vector<std::byte> into(data.size());
+  job.at(0)->post_note(1, std::vector<std::byte>(1));
+  ASSERT_TRUE(job.run_until([&] { return !job.events(1).notes.empty(); }));
+  job.at(1)->receive(0, 1, 0, {into.data(), nullptr, into.size()}, 2);
+  job.at(0)->send(1, 1, 0, data, 1);
+  {
+    const NoDescriptors none;
+    const Time end = job.clock_.now() + 300 * kMillisecond;
+    while (job.clock_.now() < end) {
+      if (!job.step()) job.wait();
+    }
+    EXPECT_EQ(job.completion(1, 2), nullptr);
+  }
+  ASSERT_TRUE(job.complete(1, 2));
+  EXPECT_TRUE(job.completion(1, 2)->status.is_ok());
+  EXPECT_EQ(into, data);
+  EXPECT_TRUE(job.events(0).losses.empty() && job.events(1).losses.empty());
 }
 
 TEST(TcpFaults, GoodbyeIsNoFault) {
