@@ -25,6 +25,15 @@ bool is_answered(const Builder& b, const Members& m, Rank peer, Coding coding, i
          !travels_encoded(b, b.me(), peer, coding);
 }
 
+// Whether any rank gets anything encoded: all of them see this alike. The sum is then rounded once more after it would
+// have been given as an answer, so none is.
+bool any_encoded(const Builder& b, const Members& m, Coding coding) {
+  bool any = false;
+  for (int offset = 1; offset < m.size(); ++offset)
+    any |= travels_encoded(b, b.me(), m.at(m.mine + offset), coding);
+  return any;
+}
+
 // Sends go to the next place first, then the one after …: at any time every rank is the target of
 // one other.
 void send_contributions(Builder& b, const Members& m, const std::vector<std::vector<Span>>& cut,
@@ -104,13 +113,10 @@ void direct_all_gather(Builder& b, const Members& m, const std::vector<Span>& sh
                        const Answers& answers) {
   auto cut = cut_all(b, shards);
   const auto& mine = cut[static_cast<std::size_t>(m.mine)];
-  bool any_encoded = false;
-  for (int offset = 1; offset < m.size(); ++offset) {
-    any_encoded |= travels_encoded(b, b.me(), m.at(m.mine + offset), coding);
-  }
+  const bool is_encoded = any_encoded(b, m, coding);
   for (std::size_t p = 0; p < mine.size(); ++p) {
     Range code;
-    if (any_encoded) {
+    if (is_encoded) {
       code = b.encoding(mine[p]);
       b.encode(code, b.out(mine[p]));
     }
@@ -119,7 +125,7 @@ void direct_all_gather(Builder& b, const Members& m, const std::vector<Span>& sh
       if (travels_encoded(b, b.me(), peer, coding)) b.send(peer, code, p);
     }
     // This rank, and those who get the elements as they are, end with what the others decode.
-    if (any_encoded) b.decode(b.out(mine[p]), code);
+    if (is_encoded) b.decode(b.out(mine[p]), code);
     for (int offset = 1; offset < m.size(); ++offset) {
       Rank peer = m.at(m.mine + offset);
       if (travels_encoded(b, b.me(), peer, coding)) continue;
@@ -149,7 +155,8 @@ void direct_phase(Builder& b, const Members& m, Span span, From from, Coding cod
   auto shards = split(span, static_cast<uint64_t>(m.size()), b.request().dtype);
   Span mine = shards[static_cast<std::size_t>(m.mine)];
   Answers answers;
-  direct_reduce_scatter(b, m, shards, from, coding, 0, &answers);
+  direct_reduce_scatter(b, m, shards, from, coding, 0,
+                        any_encoded(b, m, coding) ? nullptr : &answers);
   if (answers.empty()) {
     for (Span piece : pieces(b.request(), mine, span.size())) b.finish_sum(b.out(piece));
   }

@@ -17,6 +17,7 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -386,11 +387,15 @@ class Interpreter {
                          plans_[to].to_string());
     }
     states_[to][*m.receive].bytes = data.size();
-    take(to, receive, data);
+    const bool was_answered =
+        send.answer_of != kNoStep && answered_.contains({from, send.answer_of});
+    if (!was_answered) take(to, receive, data);
     if (!receive.answers && send.answer.bytes != 0) return "an answer is expected, none is given";
-    // As shared memory may do: what came out is written to the sender while its send is under way.
+    // As shared memory may do: what came out is written to the sender while its send is under way, and not sent again.
     if (receive.answers && !m.held && random_() % 2 == 0) {
+      answered_.emplace(to, *m.receive);
       std::memcpy(at(from, send.answer), at(to, receive.dst), data.size());
+      mark(from, send.answer, data.size());
     }
     if (!m.held) finish(from, *m.send);
     finish(to, *m.receive);
@@ -540,6 +545,7 @@ class Interpreter {
   std::vector<std::pair<std::size_t, uint32_t>> ready_;
   std::vector<Key> deliverable_;
   std::map<Key, Message> messages_;
+  std::set<std::pair<std::size_t, uint32_t>> answered_;  // ranks' receiving steps
   std::vector<std::vector<std::pair<uint32_t, float>>> tickets_;
 };
 
