@@ -18,6 +18,12 @@ inline constexpr Time kNever = INT64_MAX;
 /// `t + d` that saturates at kNever.
 constexpr Time after(Time t, Time d) { return d >= kNever - t ? kNever : t + d; }
 
+/// Seconds, as settings and callers give them; what is negative or no number is 0, what is too long kNever.
+constexpr Time to_time(double seconds) {
+  if (!(seconds > 0)) return 0;
+  return seconds >= 9e9 ? kNever : static_cast<Time>(seconds * static_cast<double>(kSecond));
+}
+
 class Clock {
  public:
   virtual ~Clock() = default;

@@ -83,7 +83,7 @@ Result<std::optional<Identity>> from(const Variables& names, const Environment& 
   if (auto text = read(get, names.local_rank)) {
     PACELINE_ASSIGN(identity.local_rank, number(names.local_rank, *text, 0, kMaxSize));
   }
-  identity.local_size = identity.local_rank + 1;
+  identity.local_size = 0;
   if (auto text = read(get, names.local_size)) {
     PACELINE_ASSIGN(identity.local_size, number(names.local_size, *text, 1, kMaxSize));
     PACELINE_RETURN_IF_ERROR(
@@ -110,10 +110,33 @@ Result<std::optional<Identity>> from_torch(const Environment& get) {
   return identity;
 }
 
+/// Which of the tasks of its node this one is, and how many there are.
+Status read_slurm_place(const Environment& get, Identity& identity) {
+  if (auto text = read(get, kSlurmVariables.local_rank)) {
+    PACELINE_ASSIGN(identity.local_rank, number(kSlurmVariables.local_rank, *text, 0, kMaxSize));
+  }
+  const char* name = "SLURM_STEP_TASKS_PER_NODE";
+  auto tasks = read(get, name);
+  if (!tasks) tasks = read(get, name = "SLURM_TASKS_PER_NODE");
+  auto node = read(get, "SLURM_NODEID");
+  if (!tasks || !node) return {};
+  PACELINE_ASSIGN(auto index, number("SLURM_NODEID", *node, 0, kMaxSize));
+  auto here = tasks_on_node(*tasks, static_cast<std::size_t>(index));
+  if (!here) return invalid(fmt::format("{}='{}': {}", name, *tasks, here.status().message()));
+  // An allocation's variable may describe more than this step.
+  if (*here > identity.local_rank && *here <= identity.size) identity.local_size = *here;
+  return {};
+}
+
 /// Hydra starts a single process with PMI_FD alone when it is not told a rank.
 Result<std::optional<Identity>> from_hydra(const Environment& get) {
   if (!read(get, "PMI_FD") && !read(get, "PMI_PORT")) return std::optional<Identity>();
-  return from(kHydraVariables, get);
+  PACELINE_ASSIGN(auto identity, from(kHydraVariables, get));
+  // srun --mpi=pmi2 speaks the same language, and says where a task is in its own words.
+  if (identity && !read(get, kHydraVariables.local_rank) &&
+      read(get, kSlurmVariables.rank) == read(get, kHydraVariables.rank))
+    PACELINE_RETURN_IF_ERROR(read_slurm_place(get, *identity));
+  return identity;
 }
 
 Result<std::optional<Identity>> from_slurm(const Environment& get) {
@@ -123,13 +146,15 @@ Result<std::optional<Identity>> from_slurm(const Environment& get) {
   bool step = read(get, "SLURM_STEP_NUM_TASKS").has_value();
   PACELINE_ASSIGN(auto identity, from(step ? kSlurmVariables : kSlurmOldVariables, get));
   if (!identity) return identity;
+  PACELINE_RETURN_IF_ERROR(read_slurm_place(get, *identity));
   auto list = read(get, "SLURM_STEP_NODELIST");
   if (!list) list = read(get, "SLURM_JOB_NODELIST");
   if (!list) list = read(get, "SLURM_NODELIST");
   if (list) {
     // Tasks are placed in the list's order, so that rank 0 runs on the first host.
     PACELINE_ASSIGN(auto hosts, expand_nodelist(*list));
-    identity->master_host = hosts.front();
+    // Where all of them are here, they need not go by a name that may lead to the network.
+    identity->master_host = identity->local_size == identity->size ? "127.0.0.1" : hosts.front();
   }
   identity->job += "." + read(get, "SLURM_STEP_ID").value_or("0") + "." +
                    read(get, "SLURM_RESTART_COUNT").value_or("0");

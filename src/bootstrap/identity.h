@@ -27,7 +27,7 @@ struct Identity {
   Rank rank = 0;
   Rank size = 1;
   Rank local_rank = 0;  ///< as the launcher counts; the table of members decides what nodes are
-  Rank local_size = 1;
+  Rank local_size = 1;  ///< 0: the launcher does not tell
   /// Where rank 0 can be reached: MASTER_ADDR, the first host of Slurm's list; empty: not told.
   std::string master_host;
   /// The same on all ranks of one start of the job, different after a restart; may be empty.
@@ -45,6 +45,9 @@ Result<Identity> find_identity(std::optional<Rank> rank, std::optional<Rank> siz
 
 /// "n[1-3,07],login" → n1 n2 n3 n07 login; several brackets a name. At most `limit` names are made.
 Result<std::vector<std::string>> expand_nodelist(std::string_view list, std::size_t limit = 65536);
+
+/// "2(x3),1" → 2 for the nodes 0 to 2, 1 for node 3: Slurm's tasks per node.
+Result<Rank> tasks_on_node(std::string_view text, std::size_t node);
 
 /// This machine's name, for messages.
 std::string host_name();

@@ -92,6 +92,58 @@ TEST(Identity, SlurmTellsRankZerosHost) {
   EXPECT_EQ(batch->size, 1) << "a batch script was not started by srun";
 }
 
+TEST(Identity, SlurmTellsTheTasksOfANode) {
+  std::map<std::string, std::string> variables{{"SLURM_PROCID", "5"},
+                                               {"SLURM_STEP_NUM_TASKS", "7"},
+                                               {"SLURM_LOCALID", "1"},
+                                               {"SLURM_NODEID", "2"},
+                                               {"SLURM_STEP_ID", "0"},
+                                               {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
+                                               {"SLURM_STEP_NODELIST", "n[1-4]"}};
+  auto found = find(variables);
+  ASSERT_TRUE(found) << found.status().message();
+  EXPECT_EQ(found->local_rank, 1);
+  EXPECT_EQ(found->local_size, 2);
+  EXPECT_EQ(found->master_host, "n1");
+  variables["SLURM_STEP_TASKS_PER_NODE"] = "2(x3";
+  auto wrong = find(variables);
+  ASSERT_FALSE(wrong);
+  EXPECT_NE(wrong.status().message().find("SLURM_STEP_TASKS_PER_NODE"), std::string::npos);
+  variables.erase("SLURM_STEP_TASKS_PER_NODE");
+  EXPECT_EQ(find(variables)->local_size, 0) << "not told";
+  variables["SLURM_TASKS_PER_NODE"] = "4(x4)";
+  EXPECT_EQ(find(variables)->local_size, 4);
+}
+
+TEST(Identity, OneHostOfSlurmNeedsNoName) {
+  auto found = find({{"SLURM_PROCID", "0"},
+                     {"SLURM_STEP_NUM_TASKS", "4"},
+                     {"SLURM_LOCALID", "0"},
+                     {"SLURM_NODEID", "0"},
+                     {"SLURM_STEP_ID", "0"},
+                     {"SLURM_STEP_TASKS_PER_NODE", "4"},
+                     {"SLURM_STEP_NODELIST", "gpu07"}});
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->local_size, 4);
+  EXPECT_EQ(found->master_host, "127.0.0.1");
+}
+
+// srun --mpi=pmi2 sets PMI's variables but MPICH's for the place in the node.
+TEST(Identity, SlurmsPmi2HasAPlaceInTheNodeToo) {
+  std::map<std::string, std::string> variables{
+      {"PMI_FD", "7"},        {"PMI_RANK", "3"},
+      {"PMI_SIZE", "4"},      {"SLURM_PROCID", "3"},
+      {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "1"},
+      {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"}};
+  auto found = find(variables);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->launcher, Launcher::kHydra);
+  EXPECT_EQ(found->local_rank, 1);
+  EXPECT_EQ(found->local_size, 2);
+  variables["MPI_LOCALRANKID"] = "0";  // Hydra's own word wins
+  EXPECT_EQ(find(variables)->local_rank, 0);
+}
+
 TEST(Identity, ContradictionsAreNamed) {
   struct Case {
     std::map<std::string, std::string> variables;
@@ -128,6 +180,17 @@ TEST(NodeList, Expands) {
   ASSERT_TRUE(names) << names.status().message();
   EXPECT_EQ(*names, (std::vector<std::string>{"n1", "n2", "n3", "n07", "login", "r1c08x", "r1c09x",
                                               "r1c10x", "r2c08x", "r2c09x", "r2c10x"}));
+}
+
+TEST(NodeList, TasksOfANode) {
+  const std::string text = "2(x3),1,16(x2)";
+  for (std::size_t node : {0, 1, 2}) EXPECT_EQ(*tasks_on_node(text, node), 2);
+  EXPECT_EQ(*tasks_on_node(text, 3), 1);
+  EXPECT_EQ(*tasks_on_node(text, 5), 16);
+  EXPECT_FALSE(tasks_on_node(text, 6));
+  for (const char* bad :
+       {"", "x", "2(", "2(x", "2(x0)", "2(xa)", "2(x3)4", "-1", "2,,1", "99999999999"})
+    EXPECT_FALSE(tasks_on_node(bad, 5)) << bad;
 }
 
 TEST(NodeList, RefusesWhatItCantRead) {

@@ -11,10 +11,12 @@
 #include <string>
 #include <utility>
 
+#include "base/hmac.h"
 #include "base/log.h"
 #include "bootstrap/agreement.h"
 #include "bootstrap/channels.h"
 #include "bootstrap/join_machine.h"
+#include "bootstrap/kv_mpi.h"
 #include "bootstrap/rendezvous.h"
 
 namespace paceline::bootstrap {
@@ -22,7 +24,18 @@ namespace {
 
 constexpr const char* kBuild = "0.1.0";
 constexpr uint32_t kWireVersion = 1;
+constexpr double kLongestTimeout = 1e9;  // seconds; sums of several still fit
 constexpr Time kLongestSleep = 10 * kMillisecond;
+
+/// A name of at most `limit` characters, another for each text: torch's groups have all their ranks in their names.
+std::string short_name(const std::string& text, std::size_t limit) {
+  constexpr std::size_t kDigits = 24;
+  if (text.size() <= limit) return text;
+  const std::string_view salt = "paceline name";
+  auto mac = hmac_sha256_plain(std::as_bytes(std::span(salt)), std::as_bytes(std::span(text)));
+  std::string_view bytes(reinterpret_cast<const char*>(mac.data()), kDigits / 2);
+  return text.substr(0, limit - kDigits - 1) + "~" + to_hex(bytes);
+}
 
 /// How often join() was called for a prefix: ranks count alike, also several of one process, so that a communicator that is
 /// made again after its end meets none of its predecessor's keys.
@@ -123,7 +136,7 @@ Status Joining::listen() {
   tcp.size = identity_.size;
   tcp.host = host_name();
   tcp.secret = rendezvous_.secret->bytes;
-  tcp.job_id = prefix_.substr(0, 128);
+  tcp.job_id = short_name(prefix_, 128);
   tcp.build = kBuild;
   tcp.bind_address = rendezvous_.bind_address;
   tcp.flows = static_cast<int>(std::min<int64_t>(settings.integer("flows"), 16));
@@ -132,8 +145,7 @@ Status Joining::listen() {
                   : zero_copy == "1"  ? wire::ZeroCopy::kEverybody
                                       : wire::ZeroCopy::kNobody;
   tcp.machine = machine_identity();
-  tcp.protocol.peer_timeout =
-      static_cast<Time>(settings.number("peer_timeout") * static_cast<double>(kSecond));
+  tcp.protocol.peer_timeout = to_time(std::min(settings.number("peer_timeout"), kLongestTimeout));
   PACELINE_ASSIGN(channels_, Channels::open(settings, tcp));
   return {};
 }
@@ -180,10 +192,10 @@ Result<std::unique_ptr<Job>> Joining::run() {
                   find_identity(options_.rank, options_.size, settings.flag("use_ddp_launcher")));
   log::set_rank(identity_.rank);
   double seconds = options_.timeout_s > 0 ? options_.timeout_s : settings.number("start_timeout");
-  timeout_ = static_cast<Time>(std::min(seconds, 1e9) * static_cast<double>(kSecond));
+  timeout_ = to_time(std::min(seconds, kLongestTimeout));
   deadline_ = after(clock_.now(), timeout_);
-  prefix_ = fmt::format("paceline/{}/{}/{}/", identity_.job.substr(0, 64),
-                        options_.prefix.substr(0, 64), incarnation_);
+  prefix_ = fmt::format("paceline/{}/{}/{}/", short_name(identity_.job, 64),
+                        short_name(options_.prefix, 64), incarnation_);
   PACELINE_ASSIGN(rendezvous_, find_rendezvous(options_, identity_));
   if (identity_.size > 1) PACELINE_RETURN_IF_ERROR(agree_on_secret());
   PACELINE_RETURN_IF_ERROR(listen());

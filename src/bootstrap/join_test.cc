@@ -348,6 +348,31 @@ TEST(Join, AgainInTheSameProcess) {
   }
 }
 
+// Torch's sub-groups have all their ranks in their names, and a serial number at the end.
+TEST(Join, LongNamesThatEndDifferentlyAreDifferentJobs) {
+  SharedStore store;
+  const std::string name(300, 'n');
+  auto first = join_all(2, all(2), &store, loopback, 60, name + "/0");
+  const auto keys = store.entries.size();
+  auto second = join_all(2, all(2), &store, loopback, 60, name + "/1");
+  for (Rank r : all(2)) {
+    ASSERT_TRUE(first.at(r) && second.at(r));
+    EXPECT_NE((*first.at(r))->id, (*second.at(r))->id);
+    EXPECT_LE((*first.at(r))->id.size(), 160U);
+  }
+  EXPECT_EQ(store.entries.size(), 2 * keys) << "they met under the same keys";
+}
+
+TEST(Join, APatienceWithoutEndIsOne) {
+  SharedStore store;
+  auto jobs = join_all(2, all(2), &store, [](Rank r) {
+    auto variables = loopback(r);
+    variables["PACELINE_PEER_TIMEOUT"] = "1e10";
+    return variables;
+  });
+  for (auto& [rank, job] : jobs) EXPECT_TRUE(job) << job.status().message();
+}
+
 TEST(Join, AJobOfOneNeedsNobody) {
   auto table = settings({});
   JoinOptions options{.rank = 0, .size = 1, .prefix = "one", .settings = &table};

@@ -29,7 +29,7 @@ Result<HostPort> agree_on_master(const Settings& settings, const Identity& ident
   PACELINE_RETURN_IF_ERROR(space.fence());
   SteadyClock clock;
   auto timeout = settings.number("start_timeout");
-  Time deadline = after(clock.now(), static_cast<Time>(timeout * static_cast<double>(kSecond)));
+  Time deadline = after(clock.now(), to_time(timeout));
   while (clock.now() < deadline) {
     PACELINE_RETURN_IF_ERROR(space.poll(clock.now()));
     PACELINE_ASSIGN(auto value, space.get(key));
@@ -84,12 +84,14 @@ Result<Variables> launch_environment(const Settings& settings) {
   } else if (launcher != Launcher::kSlurm || master.host.empty()) {
     return space.status();
   }
-  return Variables{{"RANK", std::to_string(identity.rank)},
-                   {"WORLD_SIZE", std::to_string(identity.size)},
-                   {"LOCAL_RANK", std::to_string(identity.local_rank)},
-                   {"LOCAL_WORLD_SIZE", std::to_string(identity.local_size)},
-                   {"MASTER_ADDR", master.host},
-                   {"MASTER_PORT", std::to_string(master.port)}};
+  Variables variables{{"RANK", std::to_string(identity.rank)},
+                      {"WORLD_SIZE", std::to_string(identity.size)},
+                      {"LOCAL_RANK", std::to_string(identity.local_rank)},
+                      {"MASTER_ADDR", master.host},
+                      {"MASTER_PORT", std::to_string(master.port)}};
+  if (identity.local_size > 0)
+    variables.emplace_back("LOCAL_WORLD_SIZE", std::to_string(identity.local_size));
+  return variables;
 }
 
 }  // namespace paceline::bootstrap

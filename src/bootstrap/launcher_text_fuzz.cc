@@ -1,4 +1,4 @@
-// Text that launchers hand over: PMI lines, hexadecimal values (PMI-1, PMIx), Slurm's node lists.
+// Text that launchers hand over: PMI lines, hexadecimal values (PMI-1, PMIx), Slurm's node lists and tasks.
 #include <cstdlib>
 
 #include "bootstrap/identity.h"
@@ -24,6 +24,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (auto bytes = from_hex(text); bytes) require(to_hex(*bytes) == text);
   auto back = from_hex(to_hex(text));
   require(back.is_ok() && *back == text);
+  if (auto tasks = tasks_on_node(text, 3); tasks) require(*tasks >= 0);
   if (auto names = expand_nodelist(text, 256); names) {
     require(!names->empty() && names->size() <= 256);
     for (const auto& name : *names)

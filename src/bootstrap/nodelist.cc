@@ -1,5 +1,5 @@
 // Slurm's compressed host lists (scontrol show hostnames): prefix[ranges]suffix, ranges "a-b" keep
-// leading zeros.
+// leading zeros. And its tasks per node: counts, each for one node or for several in a row.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -8,6 +8,8 @@
 
 namespace paceline::bootstrap {
 namespace {
+
+constexpr uint64_t kMostTasks = 1U << 20;
 
 Status malformed(std::string_view list, std::string_view why) {
   return {Code::kInvalidArgument, fmt::format("node list '{}': {}", list, why)};
@@ -83,6 +85,28 @@ Result<std::vector<std::string>> expand_nodelist(std::string_view list, std::siz
     }
   }
   return names;
+}
+
+Result<Rank> tasks_on_node(std::string_view text, std::size_t node) {
+  std::string_view rest = text;
+  for (uint64_t first = 0;;) {
+    auto comma = rest.find(',');
+    auto entry = rest.substr(0, comma);
+    auto bracket = entry.find("(x");
+    auto tasks = digits(entry.substr(0, bracket));
+    std::optional<uint64_t> nodes = 1;
+    if (bracket != std::string_view::npos) {
+      auto times = entry.substr(bracket + 2);
+      nodes = times.ends_with(')') ? digits(times.substr(0, times.size() - 1)) : std::nullopt;
+    }
+    if (!tasks || !nodes || *tasks > kMostTasks || *nodes == 0)
+      return Status(Code::kInvalidArgument, fmt::format("'{}' must look like 2 or 2(x3)", entry));
+    if (node - first < *nodes) return static_cast<Rank>(*tasks);
+    first += *nodes;
+    if (comma == std::string_view::npos)
+      return Status(Code::kInvalidArgument, fmt::format("it does not tell of node {}", node));
+    rest.remove_prefix(comma + 1);
+  }
 }
 
 }  // namespace paceline::bootstrap

@@ -50,11 +50,6 @@ size_t copy_text(const std::string& text, char* to, size_t capacity) {
   return text.size();
 }
 
-Time to_time(double seconds) {
-  if (!(seconds > 0)) return 0;
-  return seconds >= 9e9 ? kNever : static_cast<Time>(seconds * static_cast<double>(kSecond));
-}
-
 }  // namespace paceline::capi
 
 extern "C" {

@@ -90,9 +90,6 @@ Status unshare_memory(paceline_comm& comm, void* data);
 /// Copies text out, always ended by a zero where there is room; returns its full length.
 size_t copy_text(const std::string& text, char* to, size_t capacity);
 
-/// Seconds to nanoseconds, saturating.
-Time to_time(double seconds);
-
 /// Runs `f` so that nothing thrown (in effect: no memory) crosses the C ABI.
 template <class F>
 paceline_code guarded(F&& f) noexcept {

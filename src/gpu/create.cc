@@ -281,7 +281,7 @@ Status Path::make_slots() {
 /// Blocks until the stream is done or the job has failed, at most so long: stream_synchronize on a GPU that hangs would
 /// not end.
 Status Path::drain(cu::Stream stream, const char* what, double seconds) const {
-  const Time until = after(SteadyClock().now(), static_cast<Time>(seconds * kSecond));
+  const Time until = after(SteadyClock().now(), to_time(seconds));
   for (;;) {
     const auto error = api_.stream_query(stream);
     if (error == 0) return Status::ok();
