@@ -77,9 +77,14 @@ std::optional<int64_t> parse_integer(std::string_view text) {
   return value;
 }
 
-std::optional<bool> parse_flag(std::string text) {
+std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+std::optional<bool> parse_flag(const std::string& raw) {
+  auto text = lower(raw);
   if (text == "1" || text == "true" || text == "yes" || text == "on") return true;
   if (text == "0" || text == "false" || text == "no" || text == "off") return false;
   return {};
@@ -126,7 +131,8 @@ Status check(const SettingRow& row, const std::string& value, std::string_view r
       return parse_flag(value) ? Status::ok() : bad(variable, raw, "0 or 1");
     case SettingType::kChoice: {
       auto choices = split(row.range, '|');
-      if (std::find(choices.begin(), choices.end(), value) != choices.end()) return Status::ok();
+      if (std::find(choices.begin(), choices.end(), lower(value)) != choices.end())
+        return Status::ok();
       return bad(variable, raw, fmt::format("one of {}", fmt::join(choices, ", ")));
     }
     case SettingType::kInteger: {
@@ -148,11 +154,15 @@ Status check(const SettingRow& row, const std::string& value, std::string_view r
 /// The canonical value that an alias's raw value stands for; empty: it says nothing.
 Result<std::string> translate(const Alias& alias, const std::string& raw) {
   if (alias.translation.empty()) return raw;
+  // As Horovod reads them: DEBUG is debug, and True is 1.
+  auto flag = alias.translation.starts_with("0=|1=") ? parse_flag(raw) : std::nullopt;
+  std::string_view number = !flag ? "" : *flag ? "1" : "0";
   std::vector<std::string_view> accepted;
   for (auto pair : split(alias.translation, '|')) {
     auto equals = pair.find('=');
-    accepted.push_back(pair.substr(0, equals));
-    if (pair.substr(0, equals) == raw) return std::string(pair.substr(equals + 1));
+    auto name = pair.substr(0, equals);
+    accepted.push_back(name);
+    if (name == lower(raw) || name == number) return std::string(pair.substr(equals + 1));
   }
   return bad(alias.variable, raw, fmt::format("one of {}", fmt::join(accepted, ", ")));
 }
@@ -261,7 +271,7 @@ Result<std::vector<Candidate>> candidates(const SettingRow& row, Face face,
   auto variable = canonical_variable(row.name);
   if (auto raw = get(variable); raw && !raw->empty()) {
     PACELINE_RETURN_IF_ERROR(check(row, *raw, row.range, variable, *raw));
-    found.push_back({0, *raw, variable});
+    found.push_back({0, row.type == SettingType::kChoice ? lower(*raw) : *raw, variable});
   }
   for (const auto& alias : row.aliases) {
     auto raw = get(std::string(alias.variable));
@@ -270,8 +280,9 @@ Result<std::vector<Candidate>> candidates(const SettingRow& row, Face face,
     if (value.empty()) continue;
     auto range = alias.range.empty() ? row.range : alias.range;
     PACELINE_RETURN_IF_ERROR(check(row, value, range, alias.variable, *raw));
-    found.push_back(
-        {precedence(alias.family, family_of(face)), value, std::string(alias.variable)});
+    found.push_back({precedence(alias.family, family_of(face)),
+                     row.type == SettingType::kChoice ? lower(value) : value,
+                     std::string(alias.variable)});
   }
   std::stable_sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
     return a.precedence < b.precedence;
@@ -343,6 +354,12 @@ Status Settings::check_together() const {
                                                 "cannot carry it; unset the latter or use "
                                                 "auto, two_level or sparse",
                                                 source("codec"), source("algorithm"), algorithm)};
+  if ((algorithm == "doubling" || algorithm == "tree") && (codec == "fp16" || codec == "bf16") &&
+      is_set("codec"))
+    return {Code::kInvalidArgument,
+            fmt::format("{} asks for {} and {} for the plan '{}', which carries elements as they "
+                        "are; unset one of them",
+                        source("codec"), codec, source("algorithm"), algorithm)};
   if (algorithm == "sparse" && codec != "topk")
     return {Code::kInvalidArgument,
             fmt::format("{} asks for the sparse plan, which needs PACELINE_CODEC=topk (it is '{}')",

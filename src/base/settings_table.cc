@@ -102,7 +102,7 @@ constexpr SettingRow kRows[] = {
     {"topk_momentum", kNumber, "0", "0..0.9999",
      "Momentum correction of topk on CUDA tensors: applied on every rank before the selection; the "
      "optimizer's own momentum must then be 0."},
-    {"gradient_scale", kNumber, "1", "0<..",
+    {"gradient_scale", kNumber, "1", "1e-30..1e30",
      "Gradients are multiplied by this before the cast to fp16 and divided after it.",
      kGradientScale, "perseus=10"},
     {"nan_check",
@@ -152,7 +152,9 @@ constexpr SettingRow kRows[] = {
     {"inner_size", kInteger, "0", "0..65536",
      "Ranks in the inner group of two-level plans; 0: the node's own.", kInnerSize},
     {"hierarchical_threshold", kInteger, "1073741824", "0..",
-     "Two-level plans only for buffers of at most this many bytes.", kHierarchicalThreshold},
+     "Two-level plans only for buffers of at most this many bytes: where PACELINE_ALGORITHM asks "
+     "for them, or this is set.",
+     kHierarchicalThreshold},
     {"lanes", kInteger, "1", "1..64", "Independent streams that big buffers are cut over.", kLanes},
     {"wire_threads", kChoice, "auto", "auto|1|2|3|4|5|6|7|8",
      "Threads with which a rank's CUDA tensors travel between nodes, each with connections of its "
@@ -206,7 +208,7 @@ constexpr SettingRow kRows[] = {
     {"wire", kChoice, "auto", "auto|tcp|shm",
      "auto: shared memory inside a node, TCP between nodes; tcp: TCP only; shm: shared memory only "
      "(one node)."},
-    {"flows", kInteger, "2", "1..64", "TCP data flows to each peer."},
+    {"flows", kInteger, "2", "1..16", "TCP data flows to each peer."},
     {"zero_copy", kChoice, "auto", "auto|0|1",
      "Long TCP messages leave from the caller's memory without a copy. auto: to other machines; 1: "
      "also to namespaces and containers of this one, which may after an abort still receive what "
@@ -223,7 +225,9 @@ constexpr SettingRow kRows[] = {
      "MASTER_PORT.",
      kPort},
     {"checksum", kChoice, "auto", "auto|on|off",
-     "CRC32C over payloads; auto: where the layer below does not check."},
+     "CRC32C over the payloads of TCP connections: what arrives changed is sent again. auto: off, "
+     "for the layers below have "
+     "checksums of their own."},
     {"rdma", kFlag, "0", "", "Uses RDMA and Ethernet links together.", kRdma, {}, kKnown},
     {"shm_pull", kChoice, "auto", "auto|mapped|process_vm_readv|copy",
      "How ranks of one node read each other's memory."},

@@ -95,6 +95,26 @@ TEST(Settings, ContradictionsNameBothVariables) {
   EXPECT_TRUE(contains(e, "topk")) << e;
 }
 
+TEST(Settings, WordsAreReadWithoutCase) {
+  for (const char* text : {"DEBUG", "debug", "Debug"}) {
+    auto s = load({{"HOROVOD_LOG_LEVEL", text}}, Face::kHorovod);
+    ASSERT_TRUE(s.is_ok()) << s.status().message();
+    EXPECT_EQ(s->text("log_level"), "debug");
+  }
+  EXPECT_EQ(load({{"PACELINE_CODEC", "FP16"}})->text("codec"), "fp16");
+  EXPECT_EQ(load({{"HOROVOD_HIERARCHICAL_ALLREDUCE", "True"}})->text("algorithm"), "two_level");
+  EXPECT_EQ(load({{"HOROVOD_HIERARCHICAL_ALLREDUCE", "false"}})->text("algorithm"), "auto");
+  EXPECT_NE(error_of({{"PERSEUS_ALLREDUCE_DTYPE", "true"}}, Face::kPerseus), "") << "no switch";
+}
+
+TEST(Settings, APlanThatCarriesNoCodecIsNamedBesideOne) {
+  for (const char* plan : {"doubling", "tree"}) {
+    auto text = error_of({{"PACELINE_ALGORITHM", plan}, {"PACELINE_CODEC", "fp16"}});
+    EXPECT_TRUE(contains(text, "PACELINE_ALGORITHM") && contains(text, "PACELINE_CODEC")) << text;
+    EXPECT_EQ(error_of({{"PACELINE_ALGORITHM", plan}}), "");
+  }
+}
+
 TEST(Settings, UnknownNamesAreErrorsWithASuggestion) {
   auto e = error_of({{"PACELINE_TOPK_RATO", "0.1"}});
   EXPECT_TRUE(contains(e, "PACELINE_TOPK_RATO is not a setting; did you mean PACELINE_TOPK_RATIO?"))

@@ -4,6 +4,11 @@
 
 namespace paceline::bootstrap {
 
+bool every_rank_selects(const Settings& settings) {
+  return settings.text("codec") == "topk" && settings.source("codec").starts_with("LIGHT_") &&
+         settings.text("algorithm") != "two_level" && settings.text("algorithm") != "sparse";
+}
+
 SettingTexts agreed_settings(const Settings& settings) {
   SettingTexts texts;
   for (const char* name :
@@ -17,6 +22,8 @@ SettingTexts agreed_settings(const Settings& settings) {
     texts[name] = fmt::format("{}", settings.number(name));
   }
   texts["topk_fp16"] = settings.flag("topk_fp16") ? "1" : "0";
+  // Not every rank need have said so by the same variable.
+  if (every_rank_selects(settings)) texts["codec"] = "topk of every rank";
   return texts;
 }
 

@@ -139,12 +139,13 @@ Status Joining::listen() {
   tcp.job_id = short_name(prefix_, 128);
   tcp.build = kBuild;
   tcp.bind_address = rendezvous_.bind_address;
-  tcp.flows = static_cast<int>(std::min<int64_t>(settings.integer("flows"), 16));
+  tcp.flows = static_cast<int>(settings.integer("flows"));
   const auto& zero_copy = settings.text("zero_copy");
   tcp.zero_copy = zero_copy == "auto" ? wire::ZeroCopy::kOtherMachines
                   : zero_copy == "1"  ? wire::ZeroCopy::kEverybody
                                       : wire::ZeroCopy::kNobody;
   tcp.machine = machine_identity();
+  tcp.protocol.payload_sum = settings.text("checksum") == "on";
   tcp.protocol.peer_timeout = to_time(std::min(settings.number("peer_timeout"), kLongestTimeout));
   PACELINE_ASSIGN(channels_, Channels::open(settings, tcp));
   return {};

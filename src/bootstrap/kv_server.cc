@@ -156,6 +156,7 @@ Status KvServer::handle(Client& client, const KvFrame& frame) {
     for (int fd : waiting.mapped()) {
       auto found = clients_.find(fd);
       if (found == clients_.end()) continue;
+      std::erase(found->second->awaited, frame.key);
       append_frame({.kind = FrameKind::kValue, .key = frame.key, .value = frame.value},
                    found->second->out);
       if (found->second.get() != &client) flush(*found->second);

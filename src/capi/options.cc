@@ -1,5 +1,6 @@
 #include "capi/options.h"
 
+#include "bootstrap/agreement.h"
 #include "capi/handle.h"
 
 namespace paceline::capi {
@@ -32,7 +33,9 @@ engine::EngineOptions engine_options(const Settings& settings, double timeout_s)
   o.piece_bytes = static_cast<uint64_t>(settings.integer("piece_bytes")) / 64 * 64;
   o.inner_size = static_cast<int>(settings.integer("inner_size"));
   o.algorithm = parse_algorithm(settings.text("algorithm"));
-  o.hierarchical_threshold = static_cast<uint64_t>(settings.integer("hierarchical_threshold"));
+  // Its default is for who asks for two levels; auto knows better unless somebody says otherwise.
+  if (o.algorithm == plan::Algorithm::kTwoLevel || settings.is_set("hierarchical_threshold"))
+    o.hierarchical_threshold = static_cast<uint64_t>(settings.integer("hierarchical_threshold"));
   return o;
 }
 
@@ -50,10 +53,7 @@ plan::CodecSpec codec_for(const Settings& settings, const paceline_op_args& args
   if (spec.codec == plan::Codec::kTopK) {
     spec.ratio = args.ratio > 0 ? args.ratio : settings.number("topk_ratio");
     spec.fp16_values = args.fp16_values >= 0 ? args.fp16_values != 0 : settings.flag("topk_fp16");
-    // LIGHT_TOPK_ALLREDUCE alone: every rank's own top-k. With LIGHT_2D_ALLREDUCE: full precision inside the node.
-    spec.inside_node = settings.source("codec").starts_with("LIGHT_") &&
-                       settings.text("algorithm") != "two_level" &&
-                       settings.text("algorithm") != "sparse";
+    spec.inside_node = bootstrap::every_rank_selects(settings);
   }
   if (spec.codec == plan::Codec::kFp16) spec.scale = settings.number("gradient_scale");
   if (spec.codec == plan::Codec::kNone) spec = {};

@@ -36,7 +36,6 @@ std::string start_line(const bootstrap::Job& job, const Settings& settings,
   request.count = std::max<uint64_t>(
       static_cast<uint64_t>(settings.integer("fusion_threshold")) / sizeof(float), 1);
   request.op = ReduceOp::kAverage;
-  request.algorithm = options.algorithm;
   request.inner_size = options.inner_size;
   request.lanes = options.lanes;
   request.piece_bytes = options.piece_bytes;
@@ -48,15 +47,21 @@ std::string start_line(const bootstrap::Job& job, const Settings& settings,
   args.reduce_op = 1;
   args.count = request.count;
   request.codec = codec_for(settings, args);
-  if (request.codec.codec == plan::Codec::kTopK) request.algorithm = plan::Algorithm::kAuto;
+  request.algorithm = engine::settled_algorithm(options, request, request.shape);
   std::string why;
   auto algorithm = request.algorithm;
   if (algorithm == plan::Algorithm::kAuto) {
     auto choice = plan::choose(request);
     algorithm = choice.algorithm;
     why = ": " + choice.why;
-  } else {
+    if (options.algorithm == plan::Algorithm::kRing)
+      why = fmt::format(": the ring that {} asks for would encode at every hop",
+                        settings.source("algorithm"));
+  } else if (algorithm == options.algorithm) {
     why = fmt::format(": {} asks for it", settings.source("algorithm"));
+  } else {
+    why = fmt::format(": more than {} bytes ({})", options.hierarchical_threshold,
+                      settings.source("hierarchical_threshold"));
   }
   return fmt::format(
       "{} on {}{} · {} · {}, {}{}", plural(t.size(), "rank"), plural(t.node_count, "node"),

@@ -140,9 +140,12 @@ int exponent_for(float largest, int top) {
   return std::clamp(top - std::ilogb(largest), topk::kMinExponent, topk::kMaxExponent);
 }
 
-/// True when fp16 numbers in units of 2^-exponent reach `largest`: below 2^15, for fp16 ends at 65,504.
-bool halves_reach(float largest, int exponent) {
-  return largest <= kHalfLimit && (largest == 0 || std::ilogb(largest) + exponent <= 14);
+/// True when fp16 numbers in units of 2^-exponent suit `largest`: below 2^15, for fp16 ends at 65,504; and where a sample
+/// that saw it would have put it, for else what is much smaller has few bits left, or none.
+bool halves_suit(float largest, int exponent) {
+  if (largest == 0) return true;
+  const int top = std::ilogb(largest) + exponent;
+  return largest <= kHalfLimit && top >= kSampleTop && top <= 14;
 }
 
 /// Stores `fn(i)` as the rest of the i-th entry kept.
@@ -197,7 +200,7 @@ EncodedTopK write_non_finite(std::span<const ResidualRun> runs, uint64_t element
   const uint32_t largest_bits = collect(pass, runs, found);
   if (largest_bits >= kInfinityBits) return write_non_finite(runs, elements, dst);
   const auto largest = std::bit_cast<float>(largest_bits);
-  bool halves_done = spec.fp16_values && halves_reach(largest, pass.exponent);
+  bool halves_done = spec.fp16_values && halves_suit(largest, pass.exponent);
   if (found.size() < keep && guess.threshold > 1) {
     if (spec.fp16_values) set_rest(found, runs, [](std::size_t) { return 0.0F; });
     halves_done = false;

@@ -32,6 +32,42 @@ void PrintTo(const Layout& l, std::ostream* out) {
   *out << l.size << " ranks, " << l.slots << " a node";
 }
 
+plan::PlanRequest bucket(uint64_t bytes, plan::Codec codec) {
+  plan::PlanRequest q;
+  q.count = bytes / sizeof(float);
+  q.codec.codec = codec;
+  return q;
+}
+
+TEST(SettledAlgorithm, ARingThatWouldEncodeInsideANodeGivesWay) {
+  const plan::GroupShape alone{.size = 2, .node_of = {0, 1}};
+  const plan::GroupShape shared{.size = 4, .node_of = {0, 0, 1, 1}};
+  EngineOptions o;
+  o.algorithm = Algorithm::kRing;
+  auto q = bucket(1 << 20, plan::Codec::kFp16);
+  EXPECT_EQ(settled_algorithm(o, q, shared), Algorithm::kAuto);
+  EXPECT_EQ(settled_algorithm(o, q, alone), Algorithm::kRing);
+  EXPECT_EQ(settled_algorithm(o, bucket(1 << 20, plan::Codec::kNone), shared), Algorithm::kRing);
+  q.codec.inside_node = true;
+  EXPECT_EQ(settled_algorithm(o, q, shared), Algorithm::kRing);
+}
+
+TEST(SettledAlgorithm, BeyondTheThresholdNothingHasTwoLevels) {
+  const plan::GroupShape shared{.size = 4, .node_of = {0, 0, 1, 1}};
+  for (auto asked : {Algorithm::kAuto, Algorithm::kTwoLevel}) {
+    EngineOptions o;
+    o.algorithm = asked;
+    o.hierarchical_threshold = 1 << 20;
+    const auto exact = plan::Codec::kNone;
+    EXPECT_EQ(settled_algorithm(o, bucket(1 << 20, exact), shared), asked);
+    EXPECT_EQ(settled_algorithm(o, bucket((1 << 20) + 4, exact), shared), Algorithm::kRing);
+    EXPECT_EQ(settled_algorithm(o, bucket(1 << 21, plan::Codec::kFp16), shared),
+              Algorithm::kDirect);
+    // Top-k has no other plan.
+    EXPECT_EQ(settled_algorithm(o, bucket(1 << 21, plan::Codec::kTopK), shared), Algorithm::kAuto);
+  }
+}
+
 class Windows : public testing::Test {
  protected:
   static constexpr std::size_t kElements = 20'000;

@@ -128,16 +128,8 @@ void EngineImpl::fill_request(const Operation& o, const Group& g, plan::PlanRequ
   q.piece_bytes = options_.piece_bytes;
   q.inner_size = options_.inner_size;
   q.algorithm = o.algorithm;
-  if (q.algorithm == plan::Algorithm::kAuto && o.collective == Collective::kAllReduce) {
-    q.algorithm = options_.algorithm;
-    bool levels =
-        q.algorithm == plan::Algorithm::kTwoLevel || q.algorithm == plan::Algorithm::kSparse;
-    if (levels && o.count * dtype_size(o.dtype) > options_.hierarchical_threshold)
-      q.algorithm = plan::Algorithm::kAuto;
-    if (q.algorithm == plan::Algorithm::kSparse && o.codec.codec != plan::Codec::kTopK)
-      q.algorithm = plan::Algorithm::kAuto;
-    if (o.codec.codec == plan::Codec::kTopK) q.algorithm = plan::Algorithm::kAuto;
-  }
+  if (q.algorithm == plan::Algorithm::kAuto && o.collective == Collective::kAllReduce)
+    q.algorithm = settled_algorithm(options_, q, g.shape);
 }
 
 Result<plan::PlanRequest> EngineImpl::request_for(const Operation& operation) const {

@@ -89,8 +89,13 @@ struct EngineOptions {
   uint64_t piece_bytes = 512 * 1024;
   int inner_size = 0;  ///< ranks in the inner group of two-level plans; 0: the node's own
   plan::Algorithm algorithm = plan::Algorithm::kAuto;
-  uint64_t hierarchical_threshold = 1ULL << 30;  ///< two-level only up to this many bytes
+  uint64_t hierarchical_threshold = UINT64_MAX;  ///< two-level only up to this many bytes
 };
+
+/// The plan of an all-reduce whose caller leaves it to `options`. `request` without its shape and algorithm, which is
+/// `shape`. kAuto: what plan::choose() takes.
+plan::Algorithm settled_algorithm(const EngineOptions& options, const plan::PlanRequest& request,
+                                  const plan::GroupShape& shape);
 
 struct Statistics {
   uint64_t operations = 0;

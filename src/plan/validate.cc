@@ -5,6 +5,8 @@
 namespace paceline::plan {
 namespace {
 
+constexpr uint64_t kMostSelected = UINT32_MAX;  // positions of entries are 32-bit
+
 Status bad(std::string text) { return {Code::kInvalidArgument, std::move(text)}; }
 Status unsupported(std::string text) { return {Code::kUnsupported, std::move(text)}; }
 
@@ -112,6 +114,10 @@ Status check_codec(const PlanRequest& q) {
     if (!(c.scale > 0) || c.scale > 1e30)
       return bad(fmt::format("codec.scale is {}: a positive number is wanted", c.scale));
     return Status::ok();
+  }
+  if (q.count > kMostSelected) {
+    return unsupported(
+        fmt::format("top-k of {} elements: at most {} in one buffer", q.count, kMostSelected));
   }
   if (!(c.ratio > 0 && c.ratio <= 1))
     return bad(fmt::format("codec.ratio is {}: more than 0 and at most 1 is wanted", c.ratio));

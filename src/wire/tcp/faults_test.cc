@@ -1,9 +1,13 @@
 // Broken flows, killed processes, silent peers, aborts: over real sockets and real processes.
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <thread>
@@ -264,6 +268,94 @@ TEST(TcpFaults, AbortLeavesBuffersAlone) {
     job.at(who)->progress(job.clock_.now(), job.events(who));
     ASSERT_NE(job.completion(who, 60), nullptr);
     EXPECT_EQ(job.completion(who, 60)->status.code(), Code::kAborted);
+  }
+}
+
+/// Stands between a rank and those that call it, and turns one bit of what they send over data connections.
+class Changer {
+ public:
+  Changer(const std::string& address, uint64_t at) : target_(address.substr(4)), at_(at) {
+    auto listener = listen_on(*parse_endpoint("127.0.0.1:0"));
+    EXPECT_TRUE(listener.is_ok());
+    listener_ = std::move(listener).value();
+    thread_ = std::thread([this] { serve(); });
+  }
+  ~Changer() {
+    end_ = true;
+    thread_.join();
+  }
+  Changer(const Changer&) = delete;
+  Changer& operator=(const Changer&) = delete;
+  [[nodiscard]] std::string address() const {
+    return "tcp=" + local_endpoint(listener_.get())->text();
+  }
+  std::atomic<bool> changed = false;
+
+ private:
+  struct Way {
+    Descriptor from, to;
+    bool is_forward;
+    uint64_t passed = 0;
+  };
+  void serve() {
+    std::vector<std::byte> buffer(1 << 16);
+    while (!end_) {
+      std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};
+      for (auto& w : ways_) fds.push_back({w.from.get(), POLLIN, 0});
+      ::poll(fds.data(), fds.size(), 20);
+      for (std::size_t i = 1; i < fds.size(); ++i) {
+        if (fds[i].revents == 0) continue;
+        auto& w = ways_[i - 1];
+        const ssize_t n = ::recv(w.from.get(), buffer.data(), buffer.size(), 0);
+        if (n <= 0) {
+          ::shutdown(w.to.get(), SHUT_RDWR);
+          w.from = Descriptor(::eventfd(0, EFD_CLOEXEC));  // never readable
+          continue;
+        }
+        const auto bytes = static_cast<uint64_t>(n);
+        if (w.is_forward && !changed && w.passed <= at_ && at_ < w.passed + bytes) {
+          buffer[at_ - w.passed] ^= std::byte{0x10};
+          changed = true;
+        }
+        w.passed += bytes;
+        ::send(w.to.get(), buffer.data(), bytes, MSG_NOSIGNAL);
+      }
+      if (fds[0].revents == 0) continue;
+      Descriptor in(::accept(listener_.get(), nullptr, nullptr));
+      auto to = parse_endpoint(target_);
+      Descriptor out(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      EXPECT_EQ(::connect(out.get(), to->get(), to->length), 0);
+      Descriptor in2(::dup(in.get()));
+      Descriptor out2(::dup(out.get()));
+      ways_.push_back({std::move(in), std::move(out), true});
+      ways_.push_back({std::move(out2), std::move(in2), false});
+    }
+  }
+  std::string target_;
+  uint64_t at_;
+  Descriptor listener_;
+  std::vector<Way> ways_;
+  std::atomic<bool> end_ = false;
+  std::thread thread_;
+};
+
+// PACELINE_CHECKSUM=on: what TCP's sixteen bits let through is sent again.
+TEST(TcpFaults, AChangedPayloadIsSentAgain) {
+  std::mt19937_64 random(24);
+  const auto data = random_data(random, 8 << 20);
+  for (const uint64_t at : {700'001U, 3'300'000U}) {
+    Job job(2, [](TcpOptions& o) { o.protocol.payload_sum = true; });
+    Changer changer(job.at(1)->address(), at);
+    ASSERT_TRUE(job.at(0)->set_peer(1, changer.address(), "host-1").is_ok());
+    std::vector<std::byte> into(data.size());
+    job.at(1)->receive(0, 1, 0, {into.data(), nullptr, into.size()}, 2);
+    job.at(0)->send(1, 1, 0, data, 1);
+    ASSERT_TRUE(job.complete(1, 2));
+    ASSERT_TRUE(job.complete(0, 1));
+    EXPECT_TRUE(changer.changed);
+    EXPECT_EQ(into, data);
+    EXPECT_GT(job.at(0)->counters().repeats, 0U);
+    EXPECT_TRUE(job.events(0).losses.empty() && job.events(1).losses.empty());
   }
 }
 
