@@ -231,9 +231,7 @@ class Load {
     const auto window = static_cast<uint64_t>(asked_.window);
     o->host = host_.data() + o->sequence % window * plan_->host_bytes;
     o->tenant = o->sequence > window ? o->sequence - window : 0;
-    o->first_piece = pieces_;
     o->out_before = out_;
-    pieces_ += plan_->pieces.size();
     out_ += static_cast<uint32_t>(plan_->pieces.size());
     pump_->submit(o);
     Flags::store(flags_.out(), out_);
@@ -250,7 +248,7 @@ class Load {
   void* flag_memory_ = nullptr;
   Flags flags_;
   std::unique_ptr<Pump> pump_;
-  uint64_t sequence_ = 0, pieces_ = 0;
+  uint64_t sequence_ = 0;
   uint32_t out_ = 0;
 };
 

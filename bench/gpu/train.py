@@ -190,7 +190,9 @@ def arguments():
         nargs="+",
         default=list(PATHS),
         type=_path,
-        help="of " + ", ".join([*PATHS, *MORE_PATHS]) + "; topk@PACELINE_LANES=2,…: with settings of its own",
+        help="of "
+        + ", ".join([*PATHS, *MORE_PATHS])
+        + "; topk@PACELINE_LANES=2,…: with settings of its own, fp16-hook@bucket_cap_mb=8: with DDP's arguments",
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--limit", type=float, default=520, help="seconds in all")

@@ -30,7 +30,10 @@ OURS = ("exact", "fp16", "int8", "topk", "exact-overlap", "fp16-overlap", "int8-
 
 
 def parts(path):
-    """("topk", {"PACELINE_LANES": "2"}) of "topk@PACELINE_LANES=2": a path with settings of its own (more after ,)."""
+    """("topk", {"PACELINE_LANES": "2"}) of "topk@PACELINE_LANES=2": a path with settings of its own (more after ,).
+
+    torch's own have arguments of DDP instead: "fp16-hook@bucket_cap_mb=8".
+    """
     name, _, rest = path.partition("@")
     return name, dict(one.split("=", 1) for one in rest.split(",") if one)
 
@@ -75,13 +78,12 @@ def _ddp(module, device, group, **arguments):
 def make(path, module, device, group, settings):
     """The model wrapped for a path."""
     path, own = parts(path)
-    settings = {**settings, **own}
     if path in OURS:
-        model = wrap_ours(module, device, path.split("-")[0], settings)
+        model = wrap_ours(module, device, path.split("-")[0], {**settings, **own})
         if path.endswith("-nowait"):
             _do_not_wait(model)
         return model
-    model = wrap_plain(module, device, group)
+    model = wrap_plain(module, device, group, **{name: float(value) for name, value in own.items()})
     if path == "none":
         model.register_comm_hook(None, debugging_hooks.noop_hook)
     elif path == "fp16-hook":

@@ -226,7 +226,7 @@ PACELINE_API paceline_code paceline_watch(paceline_comm* comm, paceline_op op);
 PACELINE_API size_t paceline_op_error(paceline_comm* comm, paceline_op op, char* text,
                                       size_t capacity);
 
-/* Residuals of top-k; see src/engine/engine.h. */
+/* Residuals of top-k; see src/engine/engine.h. A write of no elements forgets the parameter and frees its memory. */
 PACELINE_API paceline_code paceline_residual_commit(paceline_comm* comm);
 PACELINE_API paceline_code paceline_residual_rollback(paceline_comm* comm);
 PACELINE_API paceline_code paceline_residual_scale(paceline_comm* comm, double factor);

@@ -138,7 +138,7 @@ PACELINE_API paceline_code paceline_cuda_stats_get(const paceline_cuda* cuda,
                                                    paceline_cuda_stats* stats);
 
 /* Residuals of one step are kept (commit) or return to their values before it (rollback); a new loss scale
- * multiplies them (scale). Call after wait_arrival; see comm.h. */
+ * multiplies them (scale). Call after wait_arrival; see comm.h. A write of no elements forgets the parameter. */
 PACELINE_API paceline_code paceline_cuda_residual_commit(paceline_cuda* cuda);
 PACELINE_API paceline_code paceline_cuda_residual_rollback(paceline_cuda* cuda);
 PACELINE_API paceline_code paceline_cuda_residual_scale(paceline_cuda* cuda, double factor);

@@ -336,8 +336,9 @@ class CudaCommunicator:
 
     def abort(self, reason):
         """Ends everything, here and on all ranks, with `reason`; streams that wait are released."""
-        if self._handle is not None and self._pid == os.getpid():
-            self._library.paceline_cuda_abort(self._handle, reason.encode())
+        with self._lock:  # nobody frees what this is about: to abort NCCL takes a while
+            if self._handle is not None and self._pid == os.getpid():
+                self._library.paceline_cuda_abort(self._handle, reason.encode())
 
     def close(self):
         """Orderly end of this handle and of its communicator; all ranks call it."""

@@ -96,7 +96,9 @@ constexpr SettingRow kRows[] = {
     {"topk_ratio", kNumber, "0.01", "0<..1", "Fraction of the entries that topk sends.",
      kTopkRatio},
     {"topk_threshold", kInteger, "1048576", "0..",
-     "topk applies to buffers of at least this many bytes; smaller ones travel exactly.",
+     "topk applies to buffers of at least this many bytes; smaller ones travel exactly (none with "
+     "topk_momentum, which "
+     "stands for the optimizer's own in all of a model).",
      kTopkThreshold},
     {"topk_fp16", kFlag, "0", "", "topk's values travel as fp16.", kTopkFp16},
     {"topk_momentum", kNumber, "0", "0..0.9999",

@@ -293,7 +293,7 @@ Status ResidualStore::write(uint64_t key, std::span<const float> data) {
   const auto found = parameters_.find(key);
   if (found != parameters_.end()) {
     for (const auto& [begin, piece] : found->second) {
-      if (begin + piece.elements > data.size())
+      if (begin + piece.elements > data.size() && !data.empty())
         return {
             Code::kInvalidArgument,
             fmt::format("the residual of parameter {} has elements up to {}, those to load {}: its "
@@ -305,6 +305,10 @@ Status ResidualStore::write(uint64_t key, std::span<const float> data) {
                             "commit or roll back first",
                             key)};
     }
+  }
+  if (data.empty()) {
+    parameters_.erase(key);
+    return Status::ok();
   }
   return overwrite(key, parameters_[key], data);
 }

@@ -62,7 +62,7 @@ class ResidualStore {
   Status read(uint64_t key, std::span<float> data) const;
   /// Sets it (committed; outside of a step's encodings). Memory is taken only from the first to the
   /// last element that isn't zero: a rank's own shard. kInvalidArgument when the step has already
-  /// encoded a part of it.
+  /// encoded a part of it. No elements: the parameter is gone, its memory free.
   Status write(uint64_t key, std::span<const float> data);
 
   struct Statistics {

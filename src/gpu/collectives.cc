@@ -169,7 +169,8 @@ Status Path::enqueue_moved_out(Job& job, size_t index) {
   const auto& plan = *o.plan;
   const auto& piece = plan.pieces[index];
   if (!plan.sends(shape_.node)) {
-    job.copied[index] = caller_;
+    // By the time at which a launcher looks, the event may stand for a later operation's caller.
+    if (!launches_later()) job.copied[index] = caller_;
     return Status::ok();
   }
   job.copied[index] = copied_[++next_copied_ % copied_.size()];
@@ -194,6 +195,9 @@ Status Path::enqueue_moved_in(Job& job, size_t index) {
       PACELINE_CUDA_CALL(api_, stream_wait_event, lane.in, job.copied[index], 0);
     return Status::ok();
   }
+  // Who sends nothing has no flag that says how far its caller's stream is; what comes may have been here before it.
+  if (launches_later() && !plan.sends(shape_.node))
+    PACELINE_CUDA_CALL(api_, stream_wait_event, lane.in, job.all_out, 0);
   PACELINE_RETURN_IF_ERROR(await_piece(job, index, lane));
   const uint64_t block = block_bytes(*job.collective);
   for (int n = 0; n < shape_.nodes; ++n) {

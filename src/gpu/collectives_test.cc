@@ -258,6 +258,64 @@ std::vector<Case> shapes() {
 }
 INSTANTIATE_TEST_SUITE_P(All, CollectiveOf, testing::ValuesIn(shapes()), name_of);
 
+// The root was early: what it sent is there before the caller's stream comes to the call on the others.
+TEST(Collectives, ABroadcastIsWrittenAfterWhatItsStreamDidBefore) {
+  for (const bool joined_elsewhere : {false, true}) {
+    ClusterOptions options;
+    options.nodes = 2;
+    options.local_size = 1;
+    Cluster cluster(options);
+    cluster.run([&](Rank r) {
+      constexpr uint64_t kCount = 4096;
+      auto made = cluster.create(r);
+      ASSERT_TRUE(made) << made.status().message();
+      auto& path = **made;
+      ASSERT_TRUE(path.reserve(2 * kCount * 4, kCount * 4));
+      const auto& api = cluster.machine().api();
+      cu::Stream stream = nullptr;
+      cu::Stream other = nullptr;
+      for (auto* s : {&stream, &other}) ASSERT_EQ(api.stream_create_with_priority(s, 1, 0), 0);
+      Tensor tensor(cluster, r, kCount * 4);
+      Tensor second(cluster, r, kCount * 4);
+      auto* data = tensor.as<float>();
+      for (int i = 0; i < 10; ++i) {
+        std::atomic<bool> go{false};
+        std::fill_n(data, kCount, r == 0 ? 7.0F : -1.0F);
+        std::fill_n(second.as<float>(), kCount, static_cast<float>(r));
+        if (r == 1)
+          cluster.machine().add_task(
+              stream, {[&] { return go.load(); }, [&] { std::fill_n(data, kCount, 0.0F); }});
+        Collective c;
+        c.kind = kBroadcast;
+        c.count = kCount;
+        c.dtype = DType::kFloat32;
+        c.output = tensor.address();
+        c.stream = stream;
+        auto id = path.collective(c);
+        ASSERT_TRUE(id) << id.status().message();
+        const auto result = joined_elsewhere ? other : stream;
+        ASSERT_TRUE(path.join(*id, result));
+        // A later call of another stream, behind this one's result, is nothing that this one may wait for.
+        c.output = second.address();
+        c.stream = result;
+        id = path.collective(c);
+        ASSERT_TRUE(id) << id.status().message();
+        ASSERT_TRUE(path.join(*id, result));
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        go = true;
+        bool finite = true;
+        ASSERT_TRUE(path.wait_arrival(20, finite));
+        ASSERT_EQ(api.stream_synchronize(result), 0);
+        ASSERT_EQ(data[0], 7.0F);
+        ASSERT_EQ(data[kCount - 1], 7.0F);
+        ASSERT_EQ(second.as<float>()[0], 0.0F);
+      }
+      (void)path.destroy();
+      for (auto* s : {stream, other}) api.stream_destroy(s);
+    });
+  }
+}
+
 TEST(Collectives, ShapesThatDifferAreNamed) {
   Cluster cluster({.nodes = 2, .local_size = 1});
   cluster.run([&](Rank r) {

@@ -50,6 +50,23 @@ int cores_here() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
+/// The caller's device is the current one again afterwards, where it had one.
+class SameContext {
+ public:
+  explicit SameContext(const cu::Api* api) : api_(api) {
+    if (api_ != nullptr && api_->ctx_get_current(&before_) != 0) before_ = nullptr;
+  }
+  ~SameContext() {
+    if (before_ != nullptr) api_->ctx_set_current(before_);
+  }
+  SameContext(const SameContext&) = delete;
+  SameContext& operator=(const SameContext&) = delete;
+
+ private:
+  const cu::Api* api_;
+  cu::Context before_ = nullptr;
+};
+
 }  // namespace
 
 Path::Path(const Drivers& drivers, paceline_comm* comm, const PathOptions& options)
@@ -63,6 +80,7 @@ Path::Path(const Drivers& drivers, paceline_comm* comm, const PathOptions& optio
 
 Result<std::unique_ptr<Path>> Path::create(const Drivers& drivers, paceline_comm* comm,
                                            const PathOptions& options) {
+  const SameContext same(drivers.cuda);
   std::unique_ptr<Path> path(new Path(drivers, comm, options));
   PACELINE_ASSIGN(path->me_, path->wire_.identity());
   if (path->me_.node_count < 2) {

@@ -1,7 +1,7 @@
 // How messages are dealt over several wires between the nodes.
 //
 // A message that is long enough is cut, a slice a wire, so that a piece alone uses all of them; a short one goes whole,
-// over another wire each time. Both ends work it out from what both know, and no slice says where it belongs: on every
+// over the wire that the piece and the two nodes stand for. Both ends work it out from what both know, and no slice says where it belongs: on every
 // wire the slices of one stream come in the order of their pieces.
 #pragma once
 

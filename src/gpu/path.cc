@@ -105,7 +105,9 @@ Result<device::cuda::WireFormat> Path::format_of(const AllReduce& r) const {
                     "settings'",
                     r.codec));
   f.codec = r.codec >= 0 ? static_cast<WireCodec>(r.codec) : codec_;
-  if (r.codec < 0 && f.codec == WireCodec::kTopK && r.count * dtype_size(r.dtype) < topk_threshold_)
+  // With a momentum that stands for the optimizer's own all of a model takes part, whatever its buckets are.
+  if (r.codec < 0 && f.codec == WireCodec::kTopK && r.momentum == 0 &&
+      r.count * dtype_size(r.dtype) < topk_threshold_)
     f.codec = WireCodec::kExact;
   if ((f.codec == WireCodec::kFp16 && r.dtype == DType::kFloat16) ||
       (f.codec == WireCodec::kBf16 && r.dtype == DType::kBFloat16))
@@ -372,7 +374,7 @@ Status Path::join(uint64_t operation, cu::Stream stream) {
 Status Path::wait_arrival(double timeout_s, bool& finite) {
   PACELINE_RETURN_IF_ERROR(usable("wait_arrival"));
   PACELINE_RETURN_IF_ERROR(pump_->wait_arrival(timeout_s, finite));
-  return wait_finished();
+  return wait_finished(submitted_);
 }
 
 Status Path::wait_operation(uint64_t operation, double timeout_s, bool& finite) {
@@ -380,15 +382,16 @@ Status Path::wait_operation(uint64_t operation, double timeout_s, bool& finite) 
   if (operation == 0 || operation > submitted_)
     return {Code::kInvalidArgument,
             fmt::format("wait_operation: there is no operation {}", operation)};
-  return pump_->wait_operation(operation, timeout_s, finite);
+  PACELINE_RETURN_IF_ERROR(pump_->wait_operation(operation, timeout_s, finite));
+  return shape_.local_size > 1 ? wait_finished(operation) : Status::ok();
 }
 
 /// What has come is put in place by kernels of ours and, in the node, of NCCL, which a lost neighbour spoils: until they are
 /// through, a failure counts.
-Status Path::wait_finished() const {
+Status Path::wait_finished(uint64_t operation) const {
   const auto now = [] { return SteadyClock().now(); };
   const Time since = now();
-  while (!reached(Flags::load(flags_.finished()), static_cast<uint32_t>(submitted_))) {
+  while (!reached(Flags::load(flags_.finished()), static_cast<uint32_t>(operation))) {
     PACELINE_RETURN_IF_ERROR(pump_->failure());
     // Copies and kernels of a piece: to sleep, and be woken, would take longer.
     if (now() - since > kLook) std::this_thread::sleep_for(std::chrono::microseconds(5));
@@ -401,7 +404,12 @@ Result<cu::DevicePtr> Path::gate() {
   return pump_->gate();
 }
 
-bool Path::arrived(uint64_t operation) const { return !pump_ || pump_->has_arrived(operation); }
+bool Path::arrived(uint64_t operation) const {
+  if (!pump_) return true;
+  if (!pump_->has_arrived(operation)) return false;
+  return shape_.local_size == 1 || pump_->has_failed() ||
+         reached(Flags::load(flags_.finished()), static_cast<uint32_t>(operation));
+}
 
 // --- The end ----------------------------------------------------------------------------------------------------
 

@@ -138,6 +138,7 @@ Status Path::write_residual(uint64_t key, std::span<const float> data) {
   PACELINE_RETURN_IF_ERROR(usable("residual write"));
   const CurrentContext current(api_, context_);
   settle_sums();
+  if (!residuals_->ready() && data.empty()) return Status::ok();
   if (!residuals_->ready()) PACELINE_RETURN_IF_ERROR(ensure_residuals(false, false));
   PACELINE_RETURN_IF_ERROR(ended_by(residuals_->write(key, data)));
   // What was read of the sums is part of the values now.

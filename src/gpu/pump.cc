@@ -112,7 +112,7 @@ Status Pump::track(const Wire& wire, const Shared& o, size_t piece, Kind kind, S
 Deal Pump::deal(const Operation& o, size_t index, int node, uint64_t bytes) const {
   // Of rows the receiver does not know the length: they go whole.
   const uint64_t least = o.plan->by_rows() ? UINT64_MAX : options_.least_slice;
-  return {bytes, o.first_piece + index + static_cast<uint64_t>(options_.node + node),
+  return {bytes, index + static_cast<uint64_t>(options_.node + node),
           static_cast<int>(wires_.size()), least};
 }
 

@@ -41,7 +41,6 @@ struct Operation {
   std::string name;
   std::byte* host = nullptr;  ///< plan->host_bytes of pinned memory
   uint64_t tenant = 0;        ///< the last operation that used this memory; 0: none
-  uint64_t first_piece = 0;   ///< pieces of all operations before it: how messages are numbered
   uint32_t out_before = 0;    ///< the out flag's value when all earlier operations are out
   /// NCCL spreads what arrives: not before all ranks of the node have it, or its kernels would wait for the network.
   bool meets = false;
@@ -97,6 +96,8 @@ class Pump {
   Status wait_operation(uint64_t sequence, double timeout_s, bool& finite);
   /// Whether wait_operation() would return at once.
   [[nodiscard]] bool has_arrived(uint64_t sequence) const;
+  /// At once, where failure() waits until others are told.
+  [[nodiscard]] bool has_failed() const { return failed_.load(std::memory_order_acquire); }
   /// Waits until everything is over here: what this rank has to send has reached the others too, who may still wait for
   /// it when all has arrived here. Ends with the first failure; operations have deadlines.
   Status wait_retired();
@@ -119,7 +120,7 @@ class Pump {
   [[nodiscard]] uint64_t rows_sent() const { return rows_sent_.load(); }
   [[nodiscard]] uint64_t rows_bound() const { return rows_bound_.load(); }
   [[nodiscard]] uint64_t operations() const { return finished_.load(); }
-  /// Ends the threads, after the wires have let go of all memory.
+  /// Ends the threads, after the wires have let go of all memory, and after whoever is about to tell others of a failure.
   void stop();
 
  private:
@@ -194,6 +195,8 @@ class Pump {
   bool finite_ = true;
   bool stopping_ = false;
   bool told_ = false;  ///< of the failure
+  int failing_ = 0;    ///< callers inside fail(), who tell others
+  std::condition_variable none_failing_;
   Status failure_;
   std::atomic<bool> failed_{false};
   Status to_fail_with_;                     ///< met on a wire's thread

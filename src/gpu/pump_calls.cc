@@ -22,6 +22,7 @@ void Pump::stop() {
     fail_now();  // or the other wires would go on, with what the first one's end has left
     lock.lock();
   }
+  none_failing_.wait(lock, [&] { return failing_ == 0; });
 }
 
 void Pump::submit(Shared operation) {
@@ -47,6 +48,7 @@ void Pump::fail(const Status& why) {
   {
     std::lock_guard lock(mutex_);
     if (!failure_) return;
+    ++failing_;
     failure_ = why;
     failed_.store(true, std::memory_order_release);
     // Ahead of all that waits or ever will; see flags.h.
@@ -76,6 +78,9 @@ void Pump::fail(const Status& why) {
     arrived_turn_.notify_all();
   }
   options_.failed(why);
+  std::lock_guard lock(mutex_);
+  --failing_;
+  none_failing_.notify_all();
 }
 
 Result<drivers::cuda::DevicePtr> Pump::gate() {

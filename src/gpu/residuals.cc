@@ -272,6 +272,10 @@ Status Residuals::write(uint64_t key, std::span<const float> data) {
             fmt::format("the residual of parameter {} can't be set between an all-reduce and the "
                         "step's commit or rollback",
                         key)};
+  if (data.empty()) {
+    forget(key);
+    return Status::ok();
+  }
   const auto known = committed_.find(key);
   if (known != committed_.end() && !known->second.empty()) {
     const auto& [offset, e] = *known->second.rbegin();

@@ -67,8 +67,9 @@ class Residuals {
 
   /// Adds [0, data.size()) of a parameter, as of the last commit; what is another rank's, or was never used, is 0.
   Status add_to(uint64_t key, std::span<float> data);
+  /// No elements: forget().
   Status write(uint64_t key, std::span<const float> data);
-  /// Its committed values are 0 from now on.
+  /// Its committed values are 0 from now on; with the next commit others have their memory.
   void forget(uint64_t key);
   /// f(address, elements) for the committed values as they lie in memory, gaps between parameters included: for a
   /// kernel that multiplies them. Addresses are aligned as the planes are.

@@ -262,7 +262,7 @@ def a_state_of_all_ranks_follows_a_resize():
     paceline.torch.load_residual_state_dict(ours, state)
     assert identical(residuals(ours), mine)
     bigger = {"world_size": 2 * SIZE, "all_ranks": state["all_ranks"] * 2}
-    taken = _for_rank(bigger, RANK, SIZE)
+    taken = _for_rank(bigger, RANK, SIZE, "gradient")
     for name, residual in mean_over_ranks(mine).items():
         torch.testing.assert_close(taken[name].double(), residual, rtol=1e-5, atol=1e-7)
 

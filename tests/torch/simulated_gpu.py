@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import paceline.torch  # noqa: F401
 from paceline import _cuda, _state
 from paceline import communicator as core
-from paceline._torch import carriers, cuda_ddp, cuda_overlap, cuda_steps, ddp, endpoints, optimizer
+from paceline._torch import carriers, cuda, cuda_ddp, cuda_overlap, cuda_steps, ddp, endpoints, optimizer
 
 _LIBRARIES = ROOT / "build" / "lib" / "simulated"
 _driver = ctypes.CDLL(str(_LIBRARIES / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
@@ -60,11 +60,10 @@ class Communicator(_cuda.CudaCommunicator):
         return super().wait_arrival(timeout) and finite
 
 
-class _Endpoint:
+class _Endpoint(cuda.CudaEndpoint):
     """A CudaEndpoint without streams."""
 
     device = torch.device("cpu")
-    momentum = 0.0
     side = None
 
     def __init__(self, group):
@@ -72,16 +71,18 @@ class _Endpoint:
         self.communicator = Communicator(endpoints.connect(group, "test/simulated", announce=False), 0)
         self.rank, self.size = self.communicator.rank, self.communicator.size
         self.codec = core.setting("codec", _state.face)
+        self.momentum = float(core.setting("topk_momentum", _state.face)) if self.codec == "topk" else 0.0
         self.steps = cuda_steps.CudaSteps(self, self.codec in ("topk", "int8"))
 
-    def reserve(self, size, largest):
+        self._sizes = {}
+
+    def _come_to_rest(self):
         self.steps.arrive()
-        self.communicator.reserve(size, largest)
 
 
 class _Attachment(cuda_ddp.CudaAttachment):
     def _complete_aside(self, future, buffer, op, last):
-        self.endpoint.communicator.join(op, 0)
+        self.endpoint.join(op, 0)
         self._apply_join_factor(buffer, last)
         future.set_result(buffer)
 

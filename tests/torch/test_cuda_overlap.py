@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline._torch import cuda_overlap, cuda_steps, gates, optimizer
+from paceline._torch import cuda, cuda_overlap, cuda_steps, gates, optimizer
 from paceline._torch.attachment import Attachment
 from paceline._torch.overlap import Overlap
 from paceline.errors import PeerLostError, UnsupportedError
@@ -84,6 +84,7 @@ class FakeEndpoint:
     device = torch.device("cpu")
     momentum = 0.0
     size = 1
+    join = cuda.CudaEndpoint.join
 
     def __init__(self):
         self.communicator = FakeCommunicator()

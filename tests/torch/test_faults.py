@@ -135,7 +135,7 @@ def test_the_package_imports_no_framework():
     assert done.stdout == "False\n", done.stderr
 
 
-@pytest.mark.parametrize("backend", ["gloo", "paceline"])
+@pytest.mark.parametrize("backend", ["gloo", "paceline", "simulated GPU"])
 def test_what_a_dropped_model_has_under_way_writes_into_nobody_elses_memory(backend):
     done = Launch("dropped_model.py", 2, timeout=60, CHECKS_BACKEND=backend).end()
     assert "intact" in done.logs[0], done.everything()

@@ -8,6 +8,7 @@ Started by demo.py under `paceline lab`; rank 0 writes the figures as JSON.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 POWER_RANKS = (1, 2, 4)
+FP16_BUCKETS_MB = (4, 25)  # as Paceline's, and DDP's default
 MTU, HEADERS, FRAME = 1500, 52, 14  # IPv4 and TCP with time stamps; Ethernet
 ACKNOWLEDGED = 44  # segments in a GSO batch: the receiver sees one large segment and answers once
 
@@ -136,13 +138,16 @@ def fp16_hook(model, group):
     model.register_comm_hook(group, default_hooks.fp16_compress_hook)
 
 
-def best_power_rank(data: train.Digits) -> tuple[int, dict[int, float]]:
-    """PowerSGD at its fastest rank; DDP's single bucket is what its hook needs on Gloo."""
-    variants = {r: Variant(f"power-{r}", hook=power_hook(r), bucket_cap_mb=1000) for r in POWER_RANKS}
+def fastest(data: train.Digits, candidates: dict) -> tuple[int, dict[int, float]]:
+    """The quickest of a peer's settings, alike on all ranks, and a step's seconds with each.
+
+    candidates: functions that make a Variant, by setting.
+    """
+    variants = {setting: make() for setting, make in candidates.items()}
     for _ in range(2):
         for v in variants.values():
             v.block(data, 3, record=v.step > 0)
-    times = {r: statistics.median(v.step_seconds) for r, v in variants.items()}
+    times = {setting: statistics.median(v.step_seconds) for setting, v in variants.items()}
     chosen = torch.tensor(min(times, key=times.get))
     dist.broadcast(chosen, 0)
     for v in variants.values():
@@ -150,13 +155,33 @@ def best_power_rank(data: train.Digits) -> tuple[int, dict[int, float]]:
     return int(chosen), times
 
 
-def make_variants(names: list[str], power_rank: int) -> list[Variant]:
+def power(name: str, matrix_rank: int) -> Variant:
+    """DDP's single bucket is what PowerSGD's hook needs on Gloo."""
+    return Variant(name, hook=power_hook(matrix_rank), bucket_cap_mb=1000)
+
+
+def tuned_peers(names: list[str], data: train.Digits) -> dict:
+    """What torch's hooks are fastest with here: PowerSGD's rank, the size of the fp16 hook's buckets."""
+    peers = {"power_rank": 1, "power_step_s": {}, "fp16_bucket_mb": FP16_BUCKETS_MB[0], "fp16_step_s": {}}
+    if "gloo-powersgd" in names:
+        made = {rank: functools.partial(power, f"power-{rank}", rank) for rank in POWER_RANKS}
+        peers["power_rank"], peers["power_step_s"] = fastest(data, made)
+    if "gloo-fp16" in names:
+        made = {
+            size: functools.partial(Variant, f"fp16-{size}", hook=fp16_hook, bucket_cap_mb=size)
+            for size in FP16_BUCKETS_MB
+        }
+        peers["fp16_bucket_mb"], peers["fp16_step_s"] = fastest(data, made)
+    return peers
+
+
+def make_variants(names: list[str], peers: dict) -> list[Variant]:
     """Plain DDP first: the import gives every model made after it Paceline's way."""
     makers = {
         "no-communication": lambda n: Variant(n, hook=lambda m, _: m.register_comm_hook(None, leave_alone)),
         "gloo": Variant,
-        "gloo-fp16": lambda n: Variant(n, hook=fp16_hook),
-        "gloo-powersgd": lambda n: Variant(n, hook=power_hook(power_rank), bucket_cap_mb=1000),
+        "gloo-fp16": lambda n: Variant(n, hook=fp16_hook, bucket_cap_mb=peers["fp16_bucket_mb"]),
+        "gloo-powersgd": lambda n: power(n, peers["power_rank"]),
         "paceline-exact": lambda n: Variant(n, codec="none"),
         "paceline-fp16": lambda n: Variant(n, codec="fp16"),
         "paceline-topk": lambda n: Variant(n, codec="topk"),
@@ -201,8 +226,8 @@ def measure(args) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     deadline = time.monotonic() + args.budget
     data = train.Digits()
-    power_rank, power_times = best_power_rank(data) if "gloo-powersgd" in args.variants else (1, {})
-    variants = make_variants(args.variants, power_rank)
+    peers = tuned_peers(args.variants, data)
+    variants = make_variants(args.variants, peers)
     for v in variants:
         v.block(data, 2, record=False)  # buckets are rebuilt after the first step; PowerSGD begins at the third
     shuffled = random.Random(7)
@@ -225,7 +250,7 @@ def measure(args) -> None:
             "block_s": [v.warm_up_seconds] + [s * args.steps for s in v.step_seconds],
             "block_loss": losses.tolist(),
             "bytes_measured": statistics.median(v.step_bytes),
-            "bytes_predicted": predicted_bytes(v, power_rank),
+            "bytes_predicted": predicted_bytes(v, peers["power_rank"]),
             "final_accuracy": train.accuracy(v.model.module, data, rank, size),
             "steps": v.step,
         }
@@ -236,8 +261,7 @@ def measure(args) -> None:
             "batch": train.BATCH,
             "parameters": sum(p.numel() for p in variants[0].model.parameters()),
             "test_samples": len(data.test_y),
-            "power_rank": power_rank,
-            "power_step_s": power_times,
+            **peers,
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
         }

@@ -176,7 +176,8 @@ def write(clusters: list[dict], out: Path) -> None:
             f"<h2>{c['nodes']} nodes × {c['slots']} rank{'s' if c['slots'] > 1 else ''}, "
             f"{c['lab']['rate_bps'] / 1e9:g} Gb/s Ethernet</h2><img alt='charts' src='data:image/png;base64,{inline}'>"
             f"{table(c)}<p class='note'>{html.escape(calibration(c))}. PowerSGD at rank {c['power_rank']}, the fastest "
-            f"of 1, 2, 4 here. {steps} steps each, equal seeds and batches, blocks in random order within one launch, "
+            f"of 1, 2, 4 here, the fp16 hook with buckets of {c['fp16_bucket_mb']} MiB, the faster of 4 and 25. "
+            f"{steps} steps each, equal seeds and batches, blocks in random order within one launch, "
             f"medians. torch {c['torch']}, {c['threads']} thread{'s' if c['threads'] > 1 else ''} a rank.</p>"
         )
     c = clusters[0]
@@ -189,8 +190,9 @@ network namespaces of one machine, and each link's speed is real in both directi
 <h2>How to read it</h2>
 <p><b>of no communication</b>: throughput against DDP whose hook returns at once, all ranks running.
 <b>of its floor</b>: the least time that a synchronous step can take, max(compute + codec alone, forward + bytes / 95 %
-of the line), over the time measured. <b>MB a step</b>: bytes of Ethernet frames on the busiest link, counted at the
-queue that shapes it; <b>predicted</b>: for Paceline what its plan said beforehand, for the others a ring's
+of the line), over the time measured; the codec's time is measured for Paceline's only, so the floors of torch's
+hooks are lower than what they could reach. <b>MB a step</b>: bytes of Ethernet frames on the busiest link, counted
+at the queue that shapes it; <b>predicted</b>: for Paceline what its plan said beforehand, for the others a ring's
 arithmetic.</p></html>
 """
     (out / "report.html").write_text(page)

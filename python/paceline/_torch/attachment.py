@@ -40,6 +40,7 @@ class Attachment:
         self._layouts = {}
         self._keys = {}
         self._names = {}
+        endpoint.steps.forget_dropped()
         for index, (name, parameter) in enumerate(ddp.module.named_parameters()):
             self._keys[id(parameter)] = _models << 32 | index
             self._names[id(parameter)] = name
@@ -50,6 +51,11 @@ class Attachment:
         self._delayed = None
         self._known = {}  # buckets by number
         self._rebuilt = None
+
+    def __del__(self):
+        endpoint = self.__dict__.get("endpoint")  # none: the constructor has raised
+        if endpoint is not None and endpoint.steps.enabled:
+            endpoint.steps.dropped.extend(self.__dict__.get("_keys", {}).values())
 
     def begin_pass(self):
         """A backward pass begins."""

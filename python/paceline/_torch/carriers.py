@@ -111,6 +111,9 @@ class CpuCarrier(Carrier):
         for operation in [self._attachment.submit(call, self._window) for call in calls]:
             self._communicator.wait(operation)
 
+    def reads_later(self, _tensors):
+        """Updates that are about to be asked for read these, which nobody else holds until then."""
+
     def requested(self):
         """Updates are about to be asked for: they come after what the script has done so far."""
 

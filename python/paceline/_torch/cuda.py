@@ -4,6 +4,7 @@ All ranks of a process group decide together, once: a rank that could not would 
 """
 
 import contextlib
+import ctypes
 import os
 
 import torch
@@ -25,6 +26,8 @@ _chosen = {}
 class CudaEndpoint:
     """A communicator for tensors of one device, the stream on which its results are joined, the step under way."""
 
+    residual_unit = "average"  # the path scales a gradient before it encodes it
+
     def __init__(self, communicator, process_group, device):
         self.communicator = communicator
         self.process_group = process_group
@@ -35,16 +38,41 @@ class CudaEndpoint:
         # Of high priority: those streams are nobody's unless asked for, so nothing else gets behind our waits.
         self.side = torch.cuda.Stream(device, priority=-1)
         self.steps = CudaSteps(self, self.codec in _RESIDUAL_CODECS)
-        self._reserved = 0
-        self._largest = 0
+        self._sizes = {}  # by model, of those that live
 
-    def reserve(self, size, largest):
-        """Memory for one more model's gradients; collective, for all ranks wrap the same models."""
+    def reserve(self, model, size):
+        """Memory for one more model's gradients of `size` bytes; collective, for all ranks wrap the same models."""
+        self._come_to_rest()
+        self._sizes[model] = size
+        # A garbage collector may have come to a former model on some ranks only.
+        sizes = (ctypes.c_int64 * 2)(sum([*self._sizes.values()]), max([*self._sizes.values()]))
+        address = ctypes.addressof(sizes)
+        self.communicator.communicator.run(
+            core.ALL_REDUCE,
+            dtype=core.DTYPES["int64"],
+            input=address,
+            output=address,
+            count=2,
+            reduce_op=core.MAX,
+            name="sizes of the models",
+        )
+        self.communicator.reserve(*sizes)
+
+    def _come_to_rest(self):
         self.steps.arrive()
         torch.cuda.synchronize(self.device)
-        self._reserved += size
-        self._largest = max(self._largest, largest)
-        self.communicator.reserve(self._reserved, self._largest)
+
+    def release(self, model):
+        """The model is gone."""
+        self._sizes.pop(model, None)
+
+    def join(self, op, stream):
+        """The stream waits, on the device, for the operation; what failed ends torch's own communication too."""
+        try:
+            self.communicator.join(op, stream)
+        except PacelineError as error:
+            self.steps.failed(error)
+            raise
 
 
 def device_of(module):

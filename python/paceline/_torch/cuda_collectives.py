@@ -46,8 +46,9 @@ class CudaCollectives:
 
     def arrive(self, seconds=0.0):
         """Blocks the host until everything submitted has come over the network; raises what failed."""
-        self.under_way = 0
+        count = self.under_way
         self.path.wait_arrival(seconds)
+        self.under_way -= count  # not where the wait was in vain: a step still depends on them
 
     # --- reductions -------------------------------------------------------------------------------------------------
 

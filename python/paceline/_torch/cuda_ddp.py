@@ -15,6 +15,7 @@ from torch.futures import Future
 from paceline import _cuda
 from paceline._torch import buckets, rows
 from paceline._torch.attachment import Attachment, average_by_process_group, first_tensor
+from paceline.errors import PacelineError
 
 _DTYPES = {getattr(torch, name): code for name, code in _cuda.DTYPES.items()}
 _HALF = (torch.float16, torch.bfloat16)
@@ -32,8 +33,8 @@ class CudaAttachment(Attachment):
     def __init__(self, ddp, endpoint):
         super().__init__(ddp, endpoint)
         # Before DDP has seen a backward pass, all gradients may lie in one bucket.
-        size = self._gradient_bytes()
-        endpoint.reserve(size, size)
+        endpoint.reserve(self._model, self._float32_bytes() if endpoint.steps.enabled else self._gradient_bytes())
+        self._under_way = []  # buckets that this pass has handed over and nothing is ordered after yet
         self._encoded_names = {}
         self._rows = rows.of_model(ddp.module, endpoint.codec)
         self._parts = {}
@@ -42,6 +43,19 @@ class CudaAttachment(Attachment):
         self._last = 0  # operation of this pass
         #: torch's optimizers fused into the backward pass look at a bucket's future at once.
         self._each_at_once = any(hasattr(p, "_in_backward_optimizers") for p in ddp.module.parameters())
+
+    def __del__(self):
+        super().__del__()
+        endpoint = self.__dict__.get("endpoint")
+        if endpoint is None:
+            return
+        endpoint.release(self.__dict__.get("_model"))
+        # A backward pass has raised, its model is gone: the path writes into the buckets until they have ended.
+        endpoint.steps.keep(self.__dict__.get("_under_way"))
+
+    def _float32_bytes(self):
+        """What residuals take."""
+        return sum(4 * p.numel() for _, p, _ in self.keyed_parameters())
 
     def _gradient_bytes(self):
         return sum(p.numel() * p.element_size() for _, p, _ in self.keyed_parameters())
@@ -55,6 +69,8 @@ class CudaAttachment(Attachment):
         buffer, index, last = bucket.buffer(), bucket.index(), bucket.is_last()
         if index == 0:
             self._open = None  # a pass that raised has left it
+            self.endpoint.steps.keep(self._under_way)  # and these
+            self._under_way = []
             self.begin_pass()
         known = self.known(index, buffer)
         if known is None:
@@ -74,6 +90,7 @@ class CudaAttachment(Attachment):
             future = Future(devices=[self.endpoint.device])
             self._complete_aside(future, buffer, self._last, last)
             return future
+        self._under_way.append(buffer)
         if self._open is None:
             future = Future(devices=[self.endpoint.device])
             self._open = future, buffer
@@ -92,7 +109,8 @@ class CudaAttachment(Attachment):
         if open_ is None:
             return
         endpoint = self.endpoint
-        endpoint.communicator.join(self._last, stream_handle(endpoint.device))
+        endpoint.join(self._last, stream_handle(endpoint.device))
+        self._under_way.clear()
         future, buffer = open_
         future.set_result(buffer)
 
@@ -100,7 +118,7 @@ class CudaAttachment(Attachment):
         """One operation, joined by a stream of its own."""
         side = self.endpoint.side
         with torch.cuda.stream(side):
-            self.endpoint.communicator.join(op, side.cuda_stream)
+            self.endpoint.join(op, side.cuda_stream)
             buffer.record_stream(side)
             self._apply_join_factor(buffer, last)
             future.set_result(buffer)
@@ -126,8 +144,12 @@ class CudaAttachment(Attachment):
         """Enqueues them behind the current stream; returns the (last) operation."""
         communicator, operation = self.endpoint.communicator, 0
         stream = stream_handle(self.endpoint.device)
-        for call in calls:
-            operation = communicator.submit(call, stream)
+        try:
+            for call in calls:
+                operation = communicator.submit(call, stream)
+        except PacelineError as error:
+            self.endpoint.steps.failed(error)
+            raise
         return operation
 
     def _prepared(self, buffer, first, elements, name, **arguments):

@@ -61,12 +61,15 @@ class Exchanges:
 
     def arrive(self, check):
         """Blocks the host until streams have what they wait for. check(): raises what ended the job, and NCCL."""
-        waited_for, self._waited_for = self._waited_for, {}
+        waited_for = dict(self._waited_for)
         for event in waited_for.values():
             while not event.query():
                 check()
                 time.sleep(_NAP_SECONDS)
         check()
+        for stream, event in waited_for.items():
+            if self._waited_for.get(stream) is event:
+                del self._waited_for[stream]
 
     @contextlib.contextmanager
     def _named(self):
@@ -85,9 +88,9 @@ class Exchanges:
         with self._named():
             for work in works:
                 work.wait(*timeout)
-        if any(tensor.device.type == "cuda" for tensor in tensors):
-            stream = torch.cuda.current_stream()
-            self._waited_for[stream.cuda_stream] = stream.record_event()
+        for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
+            stream = torch.cuda.current_stream(device)
+            self._waited_for[device, stream.cuda_stream] = stream.record_event()
 
     def batch(self, operations):
         """One Work for several sends and receives, each (name, (tensors, rank of the group, tag)).

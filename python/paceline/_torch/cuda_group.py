@@ -215,7 +215,11 @@ class CudaGroup:
         try:
             made = _cuda.CudaCommunicator(communicator, device.index, pinned=_PINNED)
         except PacelineError as error:
-            _refuse_if_asked_for(str(error))
+            try:
+                _refuse_if_asked_for(str(error))
+            except UnsupportedError:
+                communicator.close()
+                raise
             return None, str(error)
         self.communicator = made
         way = CudaCollectives(made, Streams(device))

@@ -96,6 +96,12 @@ class CudaCarrier(Carrier):
         """Updates come after all that the current stream holds by now: it may still read the parameters."""
         self._asked = torch.cuda.current_stream(self.device).record_event()
 
+    def reads_later(self, tensors):
+        """See Carrier."""
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(self._updates)
+
     def gate(self, optimizer, kind):
         """See Carrier, gates.py."""
         return self.steps.gate() if gates.fits(optimizer, kind) else None
@@ -114,7 +120,7 @@ class CudaCarrier(Carrier):
     def before_update(self, flight):
         """See Carrier."""
         if flight.operation is not None:
-            self._communicator.join(flight.operation, self._updates.cuda_stream)
+            self._attachment.endpoint.join(flight.operation, self._updates.cuda_stream)
 
     def after_update(self, flights):
         """See Carrier."""
@@ -126,7 +132,7 @@ class CudaCarrier(Carrier):
         """The current stream may read the bucket from here on."""
         if flight.operation is not None:
             stream = torch.cuda.current_stream(self.device)
-            self._communicator.join(flight.operation, stream.cuda_stream)
+            self._attachment.endpoint.join(flight.operation, stream.cuda_stream)
 
     def use_updates(self, flight):
         """The current stream may read the parameters from here on."""

@@ -31,6 +31,8 @@ class CudaSteps(residuals.ResidualSteps):
         self._gated = None  # the optimizer that has stepped, or is about to, without a wait
         self._gates = {}
         self._models = set()
+        self._kept = []  # buckets that nobody else holds, until they have arrived
+        self._error = None  # that ended the job
         self._checked = weakref.WeakSet()
         residuals.remember(endpoint.communicator, self)
         _live.add(self)
@@ -65,18 +67,27 @@ class CudaSteps(residuals.ResidualSteps):
             super().ended(True, count)
             self.failed(error)
             raise
+        self._kept = []
         super().ended(finite, count)
         if gated is not None and self.enabled:
             super().commit()
 
+    def keep(self, buffers):
+        """Holds buckets that the path may still write to, until all that is under way has arrived."""
+        if buffers and self._under_way:
+            self._kept.extend(buffers)
+
     def failed(self, error):
-        """A wait for arrival has raised."""
-        if isinstance(error, _FATAL):
+        """A call has raised."""
+        if isinstance(error, _FATAL) and self._error is None:
+            self._error = error
             _abort_torch(self._endpoint())
 
     def before_step(self, optimizer, alone=False):
         """alone: nothing else is under way that this step could depend on."""
         self.check_optimizer(optimizer)
+        if self._error is not None:
+            raise self._error  # once more: gradients may be half received
         if not self._under_way:
             return
         if alone and self._gated is None and gates.fits(optimizer):

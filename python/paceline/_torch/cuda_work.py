@@ -64,6 +64,7 @@ class CudaWork(_Work):
         self._held = held
         self._result = list(result)
         self._arrive = arrive
+        self._issued = streams.handle()
         self._blocking = blocking
         self._future = None
         self._error = None
@@ -75,6 +76,8 @@ class CudaWork(_Work):
         self._streams.wait(self._event)
         if self._blocking:
             self._streams.block()
+        elif self._streams.handle() != self._issued:
+            self._give_up()  # memory goes back to the stream that took it, which is not the one that waits
         self._held = ()
         return True
 
@@ -114,6 +117,9 @@ class CudaWork(_Work):
         return -1
 
     def __del__(self):
+        self._give_up()
+
+    def _give_up(self):
         for tensor in self._held:
             self._streams.outlive(tensor)
 

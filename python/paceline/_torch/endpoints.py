@@ -20,6 +20,8 @@ _native_worlds = []
 class Endpoint:
     """A communicator, the group on it, and the state of the step under way."""
 
+    residual_unit = "gradient"  # what a rank's residuals are added to
+
     def __init__(self, communicator, group=0, rank=None, size=None):
         self.communicator = communicator
         self.group = group

@@ -196,7 +196,9 @@ class _Overlapped(_Distributed):
             self._paceline_update(groups, places, pairs, gate)
 
         now = [p for group in self.param_groups for p in group["params"] if _in_hand(p.grad)]
+        copies = [v for group in groups for v in group.values() if isinstance(v, torch.Tensor)]
         for one in self._paceline_overlaps:
+            one.carrier.reads_later(copies)
             one.request(self, update, self._paceline_class)
         if now:
             for parameter in now:

@@ -272,6 +272,10 @@ class Overlap:
         """
         self._raise_error()
         self.carrier.check_optimizer(optimizer)
+        if any(flight.owned and flight.owned.get(id(optimizer)) for flight in self._flights) and not any(
+            stepped is optimizer for stepped in self._stepped
+        ):
+            self._stepped.append(optimizer)  # also where all its gradients were in hand before: clipping
         found = [(flight, self._pending_of(flight, optimizer)) for flight in self._flights]
         found = [(flight, chosen) for flight, chosen in found if chosen]
         if not found:
@@ -279,7 +283,6 @@ class Overlap:
         others = any(flight.updates for flight, _ in found)  # which wait for arrival, and come first
         gate = None if others else self.carrier.gate(optimizer, kind)
         self.carrier.requested()
-        self._stepped.append(optimizer)
         asked = functools.partial(update, gate=gate)
         with self._lock:
             for flight, chosen in found:

@@ -36,6 +36,7 @@ class ResidualSteps:
         #: By id, of models that live: an id is given again once its parameter is gone.
         self.parameters = weakref.WeakValueDictionary()
         self.overlaps = weakref.WeakSet()  # models whose last step may still be under way
+        self.dropped = []  # keys of parameters of models that are gone, by whichever thread collected them
 
     @classmethod
     def of(cls, communicator):
@@ -85,6 +86,17 @@ class ResidualSteps:
             self._pending, self._finite = False, True
             self._alive().rollback_residuals()
 
+    def forget_dropped(self):
+        """Frees the residuals of models that are gone, as far as no operation may still write to them."""
+        keys, self.dropped = self.dropped, []
+        if not keys or self._alive() is None:
+            return
+        for key in keys:
+            try:
+                self._alive().write_residual(key, None, 0)
+            except InvalidArgumentError:  # amid a step
+                self.dropped.append(key)
+
     def scale(self, factor):
         self.commit()
         self._alive().scale_residuals(factor)
@@ -105,17 +117,24 @@ def read_state(attachment, all_ranks):
         residual = torch.zeros(parameter.shape, dtype=torch.float32)
         endpoint.communicator.read_residual(key, residual.data_ptr(), residual.numel())
         residuals[name] = residual
+    head = {"world_size": endpoint.size, "unit": endpoint.residual_unit}
     if not all_ranks:
-        return {"world_size": endpoint.size, "rank": endpoint.rank, "residuals": residuals}
+        return {**head, "rank": endpoint.rank, "residuals": residuals}
     gathered = [None] * endpoint.size
     dist.all_gather_object(gathered, residuals, group=attachment.process_group())
-    return {"world_size": endpoint.size, "all_ranks": gathered}
+    return {**head, "all_ranks": gathered}
 
 
 def write_state(attachment, state):
     """See paceline.torch.load_residual_state_dict."""
     endpoint = attachment.endpoint
-    residuals = _for_rank(state, endpoint.rank, endpoint.size)
+    unit = endpoint.residual_unit
+    if state.get("unit", unit) != unit:
+        raise InvalidArgumentError(
+            f"the residual state is in units of the {state['unit']}, those of this model are in units of the {unit}: "
+            "one of the two models is on the CPU; load it where it was saved, or begin without residuals"
+        )
+    residuals = _for_rank(state, endpoint.rank, endpoint.size, unit)
     wanted = {name: (parameter, key) for name, parameter, key in attachment.keyed_parameters()}
     if set(residuals) != set(wanted):
         odd = sorted(set(residuals) ^ set(wanted))
@@ -136,16 +155,31 @@ def write_state(attachment, state):
         endpoint.communicator.write_residual(wanted[name][1], dense.data_ptr(), dense.numel())
 
 
-def _for_rank(state, rank, size):
-    """This rank's residuals; after a resize every rank takes the mean, which keeps what the next step averages."""
+def _for_rank(state, rank, size, unit):
+    """This rank's residuals. After a resize what is owed goes to other ranks; the next step's average stays the same.
+
+    Where residuals are in units of a rank's gradient (models on the CPU), every rank takes the mean. Those of the path
+    for CUDA tensors are in units of the average, and each element is one rank's: the sum is dealt out.
+    """
     if "all_ranks" in state:
         ranks = state["all_ranks"]
         if len(ranks) == size:
             return ranks[rank]
-        return {name: sum(r[name] for r in ranks) / len(ranks) for name in ranks[0]}
+        sums = {name: sum(r[name] for r in ranks) for name in ranks[0]}
+        if unit == "gradient":
+            return {name: total / len(ranks) for name, total in sums.items()}
+        return {name: _share_of(total, rank, size) for name, total in sums.items()}
     if state.get("world_size") != size or state.get("rank") != rank:
         raise InvalidArgumentError(
             f"residual state of rank {state.get('rank')} of {state.get('world_size')} can't be loaded on rank {rank} "
             f"of {size}; every rank loads its own, or save with residual_state_dict(model, all_ranks=True)"
         )
     return state["residuals"]
+
+
+def _share_of(total, rank, size):
+    """A rank's even share of the elements; 0 elsewhere."""
+    share = torch.zeros_like(total)
+    first, last = total.numel() * rank // size, total.numel() * (rank + 1) // size
+    share.view(-1)[first:last] = total.reshape(-1)[first:last]
+    return share

@@ -1,0 +1,132 @@
+// Faults within a node: a neighbour that is lost between the network and NCCL's part of an operation, and an end that others
+// are told of while the script already gives everything back.
+#include <atomic>
+#include <thread>
+
+#include "gpu/cluster.h"
+
+namespace paceline::gpu {
+namespace {
+
+constexpr uint64_t kCount = 4096;
+
+// NCCL whose all-gather, or whose end, takes as long as a test wants. (Its functions take no context.)
+nc::Api slow_nccl;
+const nc::Api* whole_nccl = nullptr;
+std::atomic<bool> holds_gather{false}, gather_fails{false};
+std::atomic<bool> is_freed{false}, outlived{false};
+thread_local bool tells_others = false;
+
+Drivers drivers_with_slow_nccl(Cluster& cluster) {
+  auto drivers = cluster.drivers();
+  drivers.nccl = [](const std::string&) -> Result<const nc::Api*> { return &slow_nccl; };
+  return drivers;
+}
+
+Result<std::unique_ptr<Path>> create(const Drivers& drivers, Cluster& cluster, Rank rank) {
+  PathOptions options;
+  options.device = rank;
+  options.least_slice = kMostWires * kSliceAlign;
+  options.wire_threads = 1;
+  options.ahead = false;
+  return Path::create(drivers, cluster.comm(rank), options);
+}
+
+void sleep_for_ms(int time) { std::this_thread::sleep_for(std::chrono::milliseconds(time)); }
+
+// The host waits for one operation, then lets an update run behind it. What a neighbour's all-gather has not brought must
+// not count as arrived.
+TEST(NodeFaults, AnOperationIsThereWhenItsAllGatherIs) {
+  Cluster cluster({.nodes = 2, .local_size = 2, .timeout_s = 30});
+  cluster.machine().expect_faults();
+  whole_nccl = &cluster.cliques().api();
+  slow_nccl = *whole_nccl;
+  holds_gather = gather_fails = false;
+  slow_nccl.all_gather = [](const void* from, void* to, size_t count, nc::Type type, nc::Comm comm,
+                            cu::Stream stream) -> nc::NcclResult {
+    while (holds_gather && !gather_fails) sleep_for_ms(1);  // its process is stopped, then gone
+    return gather_fails ? 1 : whole_nccl->all_gather(from, to, count, type, comm, stream);
+  };
+  std::atomic<int> ready{0};
+  const auto meet = [&](int times) {
+    for (++ready; ready < 4 * times;) std::this_thread::yield();
+  };
+  cluster.run([&](Rank r) {
+    auto made = create(r == 1 ? drivers_with_slow_nccl(cluster) : cluster.drivers(), cluster, r);
+    ASSERT_TRUE(made) << made.status().message();
+    auto& path = **made;
+    ASSERT_TRUE(path.reserve(kCount * 4, kCount * 4));
+    Tensor tensor(cluster, r, kCount * 4);
+    AllReduce a;
+    a.data = tensor.address();
+    a.count = kCount;
+    a.average = true;
+    a.codec = 0;
+    bool finite = true;
+    std::fill_n(tensor.as<float>(), kCount, 1.0F + static_cast<float>(r));
+    meet(1);
+    auto first = path.all_reduce(a);
+    ASSERT_TRUE(first);
+    ASSERT_TRUE(path.join(*first, nullptr));
+    ASSERT_TRUE(path.wait_operation(*first, 20, finite));
+    EXPECT_TRUE(path.arrived(*first));
+    EXPECT_EQ(tensor.as<float>()[kCount - 1], 2.5F);
+    meet(2);
+    holds_gather = true;
+    auto second = path.all_reduce(a);
+    ASSERT_TRUE(second);
+    if (r == 0) {
+      ASSERT_TRUE(path.join(*second, nullptr));
+      std::thread killer([&] {
+        sleep_for_ms(300);
+        EXPECT_FALSE(path.arrived(*second));
+        path.abort("rank 1 is lost");
+        gather_fails = true;
+      });
+      EXPECT_FALSE(path.wait_operation(*second, 20, finite));
+      EXPECT_TRUE(path.arrived(*second)) << "a wait would raise at once";
+      killer.join();
+    } else {
+      (void)path.wait_arrival(20, finite);
+    }
+    (void)path.destroy();
+  });
+}
+
+// A guard's thread aborts; the script has heard of it and destroys the handle while NCCL is still being aborted.
+TEST(NodeFaults, NothingIsFreedWhileItsFailureIsBeingTold) {
+  Cluster cluster({.nodes = 2, .local_size = 2});
+  cluster.machine().expect_faults();
+  whole_nccl = &cluster.cliques().api();
+  slow_nccl = *whole_nccl;
+  is_freed = outlived = false;
+  slow_nccl.comm_abort = [](nc::Comm comm) -> nc::NcclResult {
+    sleep_for_ms(200);
+    if (tells_others && is_freed) outlived = true;
+    return whole_nccl->comm_abort(comm);
+  };
+  std::atomic<int> ready{0};
+  cluster.run([&](Rank r) {
+    auto made = create(drivers_with_slow_nccl(cluster), cluster, r);
+    ASSERT_TRUE(made) << made.status().message();
+    auto path = std::move(*made);
+    for (++ready; ready < 4;) std::this_thread::yield();
+    bool finite = true;
+    std::thread guard;
+    if (r == 0)
+      guard = std::thread([p = path.get()] {
+        tells_others = true;
+        p->abort("rank 3 is lost");
+      });
+    while (path->wait_arrival(1, finite)) sleep_for_ms(1);
+    path.reset();
+    if (r == 0) {
+      is_freed = true;
+      guard.join();
+    }
+  });
+  EXPECT_FALSE(outlived);
+}
+
+}  // namespace
+}  // namespace paceline::gpu

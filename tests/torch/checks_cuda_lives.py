@@ -1,0 +1,190 @@
+"""What lasts longer than a step on the CUDA path, on simulated GPUs: residuals, models that go, waits in vain."""
+
+import gc
+
+import torch
+from checks import check, run
+from simulated_gpu import RANK, SIZE, settings, wrapped
+from torch import nn
+
+import paceline.torch
+from paceline._torch import ddp, residuals
+
+STEPS = 8
+
+
+def counted(communicator, *names):
+    """A list to which the communicator's calls of these methods add their names."""
+    calls = []
+
+    def wrap(name):
+        original = getattr(communicator, name)
+
+        def method():
+            calls.append(name)
+            original()
+
+        setattr(communicator, name, method)
+
+    for name in names:
+        wrap(name)
+    return calls
+
+
+def residual_of(model, parameter):
+    attachment = ddp.attachment_of(model)
+    raw = torch.zeros(parameter.shape)
+    attachment.endpoint.communicator.read_residual(attachment._keys[id(parameter)], raw.data_ptr(), raw.numel())
+    return raw
+
+
+def batch(step, width):
+    return torch.randn(8, width, generator=torch.Generator().manual_seed(100 * step + RANK))
+
+
+# --- residuals --------------------------------------------------------------------------------------------------------
+
+
+def train_to_a_nan(clip, overlap):
+    """(commits before the last step, whether its NaN left anything kept)"""
+    torch.manual_seed(0)
+    with settings(codec="int8"), wrapped(nn.Linear(64, 64)) as (model, communicator):
+        calls = counted(communicator, "commit_residuals", "rollback_residuals")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        if overlap:
+            optimizer = paceline.torch.DistributedOptimizer(optimizer, model=model, overlap="forward")
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = (model(batch(step, 64)) ** 2).mean()
+            (loss * float("nan") if step == STEPS - 1 else loss).backward()
+            if clip:
+                if overlap:
+                    optimizer.synchronize()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        if overlap:
+            optimizer.synchronize()
+            ddp.attachment_of(model).overlap.settle()
+        return calls, residual_of(model, model.module.weight).abs().sum().item()
+
+
+@check
+def every_step_keeps_its_residuals_also_with_clipping_before_it():
+    for overlap in (False, True):
+        calls, kept = train_to_a_nan(clip=False, overlap=overlap)
+        clipped_calls, clipped_kept = train_to_a_nan(clip=True, overlap=overlap)
+        assert calls.count("commit_residuals") == clipped_calls.count("commit_residuals") == STEPS - 1, (overlap, calls)
+        assert calls.count("rollback_residuals") == clipped_calls.count("rollback_residuals") == 1
+        assert kept > 0 and clipped_kept > 0, overlap
+
+
+@check
+def momentum_is_for_small_buckets_too():
+    sums = {}
+    with settings(codec="topk", topk_momentum=0.9, topk_ratio=0.5):
+        for side in (64, 600):  # buckets of 16 KiB and of 1.4 MiB
+            with wrapped(nn.Linear(side, side, bias=False)) as (model, _):
+                total = torch.zeros(side, side)
+                for _ in range(12):
+                    model.zero_grad()
+                    model(torch.ones(1, side)).sum().backward()  # 1 everywhere
+                    total += model.module.weight.grad
+                sums[side] = total.mean().item()
+    assert sums[600] > 15, sums  # without a momentum it would be 12
+    assert abs(sums[64] - sums[600]) < 0.02 * sums[600], sums
+
+
+@check
+def sixteen_bit_models_have_room_for_their_residuals():
+    for codec in ("int8", "topk"):
+        with settings(codec=codec), wrapped(nn.Linear(1000, 1000).to(torch.bfloat16)) as (model, _):
+            for step in range(3):
+                model.zero_grad()
+                model(batch(step, 1000).to(torch.bfloat16)).square().mean().backward()
+
+
+@check
+def what_is_owed_stays_the_same_on_other_numbers_of_ranks():
+    """A checkpoint of 4 ranks, then of 1: the next average has all of it once."""
+    for former in (4, 1):
+        saved = [{"weight": torch.full((300, 300), 1.0 + r), "bias": torch.full((300,), 2.0)} for r in range(former)]
+        state = {"world_size": former, "unit": "average", "all_ranks": saved}
+        with settings(codec="topk", topk_ratio=0.5, topk_threshold=0), wrapped(nn.Linear(300, 300)) as (model, _):
+            residuals.write_state(ddp.attachment_of(model), state)
+            owed = torch.zeros(300, 300)
+            for _ in range(4):
+                model.zero_grad()
+                (model(torch.zeros(1, 300)).sum() * 0).backward()  # no gradient but what is owed
+                owed += model.module.weight.grad
+            expected = sum(1.0 + r for r in range(former))
+            assert torch.allclose(owed, torch.full_like(owed, expected)), (former, owed.mean().item(), expected)
+
+
+@check
+def residuals_of_another_unit_are_refused():
+    with settings(codec="int8"), wrapped(nn.Linear(4, 4)) as (model, _):
+        state = paceline.torch.residual_state_dict(model)
+        assert state["unit"] == "average"
+        paceline.torch.load_residual_state_dict(model, state)
+        try:
+            paceline.torch.load_residual_state_dict(model, {**state, "unit": "gradient"})
+        except paceline.errors.InvalidArgumentError as error:
+            assert "gradient" in str(error) and "average" in str(error)
+        else:
+            raise AssertionError("taken")
+
+
+# --- models that go ---------------------------------------------------------------------------------------------------
+
+
+@check
+def models_one_after_the_other_take_the_memory_of_one():
+    taken = []
+    with settings(codec="int8"), wrapped(nn.Linear(4, 4)) as (first, communicator):
+        group = first.process_group
+        for _ in range(4):
+            model = nn.parallel.DistributedDataParallel(nn.Linear(700, 900), process_group=group)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(3):
+                optimizer.zero_grad()
+                model(batch(step, 700)).square().mean().backward()
+                optimizer.step()
+            stats = communicator.stats()
+            taken.append((stats["residual_bytes"], stats["pinned_bytes"]))
+            del model, optimizer
+            gc.collect()
+    assert all(one == taken[0] for one in taken), taken
+
+
+# --- waits ------------------------------------------------------------------------------------------------------------
+
+
+@check
+def what_a_failure_is_heard_by_ends_torchs_own_communication():
+    from paceline._torch import cuda_steps
+    from paceline.errors import AbortedError, PacelineError
+
+    with wrapped(nn.Linear(4, 4)) as (model, communicator):
+        endpoint = ddp.attachment_of(model).endpoint
+        heard = []
+        original, cuda_steps._abort_torch = cuda_steps._abort_torch, heard.append
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            communicator.abort("a test's end")
+            for call in (lambda: model(torch.ones(1, 4)).sum().backward(), optimizer.step, optimizer.step):
+                try:
+                    call()
+                except PacelineError as error:
+                    assert isinstance(error, AbortedError), error
+                else:
+                    raise AssertionError("nothing was raised")
+        finally:
+            cuda_steps._abort_torch = original
+            endpoint.steps._error = None
+        assert heard == [endpoint], heard
+        weight = model.module.weight.detach().clone()
+        assert torch.equal(weight, model.module.weight)
+
+
+assert SIZE == 2
+run()
