@@ -475,7 +475,9 @@ Status Runner::close(Time timeout) {
     closing_ = true;
     any_turn_.notify_all();
     const Time deadline = after(now(), timeout);
-    wait_until(lock, after(deadline, kSecond), [&] { return engine_.finish(now(), deadline); });
+    const auto finished = [&] { return engine_.finish(now(), deadline); };
+    // At its deadline the engine gives up by itself, when it is asked; no timer of its own says so.
+    if (!wait_until(lock, deadline, finished)) wait_until(lock, after(deadline, kSecond), finished);
     computed_.wait(lock, [this] { return !computing_; });
     how = engine_.health();
     stopping_ = true;
