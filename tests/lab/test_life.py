@@ -215,6 +215,25 @@ def test_labs_do_not_meet():
     assert [lab.wait(timeout=20) for lab in labs] == [128 + signal.SIGTERM] * 2
 
 
+def test_a_lab_of_another_container_is_left_alone(tmp_path):
+    """Whose process ids mean others here, or nobody, while it shares this machine's /run and /tmp."""
+    alone = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", '"$@"; exit $?', "sh"]
+    script = "echo $PACELINE_LAB_NAME; while [ ! -e go ]; do sleep 0.02; done"
+    command = lab_command(*FAST, "--nodes", "1", command=["sh", "-c", script])
+    with subprocess.Popen([*alone, *command], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            _, pid, start, _ = process.stdout.readline().split("-")
+            before = traces_of(pid, start)
+            assert len(before) == 3  # a node, the switch, a folder
+            done = run_lab("--no-calibration", command=["true"])
+            assert done.returncode == 0 and "left behind" not in done.stderr
+            assert traces_of(pid, start) == before
+        finally:
+            (tmp_path / "go").touch()
+        assert process.wait(timeout=30) == 0
+    assert not traces_of(pid, start)
+
+
 def test_keep_leaves_and_remove_kept_ends():
     process = subprocess.Popen(lab_command(*FAST, "--keep", command=["true"]), stderr=subprocess.PIPE, text=True)
     start = start_time(process.pid)

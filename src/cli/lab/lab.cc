@@ -259,18 +259,20 @@ int run(const Options& o) {
   auto privileges = acquire_privileges();
   if (!privileges.is_ok()) return fail(signals, privileges.status());
   if (o.keep && *privileges != kRoot) {
-    return fail(
-        signals,
-        {Code::kUnavailable,
-         "--keep needs root: without it the lab's namespaces are known inside a user "
-         "namespace only, which ends with the lab. Run it as root (sudo), or let the "
-         "command itself wait (… -- sleep 1000) and enter a rank: nsenter -t PID -U -n -m"});
+    return fail(signals,
+                {Code::kUnavailable,
+                 "--keep needs root: without it the lab's namespaces are known inside a user "
+                 "namespace only, which ends with the lab. Run it as root (sudo), or let the "
+                 "command itself wait (… -- sleep 1000) and enter a rank: nsenter -t PID -U "
+                 "--preserve-credentials -n -m"});
   }
   if (int removed = remove_stale(false); removed > 0 && !o.quiet) {
     tell(signals, fmt::format("lab: removed what {} dead lab{} left behind\n", removed,
                               removed == 1 ? "" : "s"));
   }
   auto owner = Owner::self(o.keep);
+  auto folder = Folder::make(owner);
+  if (!folder.is_ok()) return fail(signals, folder.status());
   auto janitor = Janitor::start(owner);
   if (!janitor.is_ok()) return fail(signals, janitor.status());
   int code = run_in_network(o, owner, *janitor, signals);

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -29,6 +30,7 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr const char* kNamespaces = "/run/netns";
+constexpr const char* kLock = "/lock";
 constexpr const char* kJanitorName = "lab-janitor";
 
 /// Field 22 of /proc/PID/stat: the start time in clock ticks after boot; 0 when there is no such
@@ -117,6 +119,14 @@ bool kill_all(const std::set<ino_t>& inodes, const std::string& lab_name) {
   return found;
 }
 
+bool is_locked(const std::string& folder) {
+  int fd = open((folder + kLock).c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  bool locked = flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  close(fd);
+  return locked;
+}
+
 struct Message {
   JanitorWord word;
   pid_t group;
@@ -144,13 +154,40 @@ bool listen_to_lab(int pipe, std::set<pid_t>& groups, JanitorWord& last) {
 
 Owner Owner::self(bool keep) { return {getpid(), start_time(getpid()), keep}; }
 
-bool Owner::alive() const { return start_time(pid) == start; }
+bool Owner::alive() const { return start_time(pid) == start || is_locked(directory()); }
 
 std::string Owner::prefix() const {
   return fmt::format("paceline-{}{}-{}-", keep ? "keep-" : "", pid, start);
 }
 
 std::string Owner::lab_name() const { return prefix() + "lab"; }
+
+Result<Folder> Folder::make(const Owner& owner) {
+  // Under its own name only once it is locked: without a lock another lab would take it for a dead one's.
+  const auto path = owner.directory();
+  const auto fresh = fmt::format("{}/paceline-fresh-{}", temporary_directory(), owner.lab_name());
+  auto failed = [&](int why) {
+    std::error_code error;
+    fs::remove_all(fresh, error);
+    return Status(Code::kUnavailable, fmt::format("can't make {}: {}", path, std::strerror(why)));
+  };
+  if (mkdir(fresh.c_str(), 0700) != 0) return failed(errno);
+  Folder folder(open((fresh + kLock).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (folder.lock_ < 0 || flock(folder.lock_, LOCK_EX | LOCK_NB) != 0) return failed(errno);
+  if (rename(fresh.c_str(), path.c_str()) != 0) return failed(errno);
+  return folder;
+}
+
+Folder::Folder(Folder&& other) noexcept : lock_(std::exchange(other.lock_, -1)) {}
+
+Folder& Folder::operator=(Folder&& other) noexcept {
+  std::swap(lock_, other.lock_);
+  return *this;
+}
+
+Folder::~Folder() {
+  if (lock_ >= 0) close(lock_);
+}
 
 std::string Owner::directory() const {
   return fmt::format("{}/paceline-lab-{}{}-{}", temporary_directory(), keep ? "keep-" : "", pid,

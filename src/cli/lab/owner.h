@@ -4,7 +4,8 @@
 // A lab is named after its owner's pid and start time: a name that no other process can have while
 // the machine is up. Namespaces are called paceline-PID-START-n0 … and -sw (the switch); files live
 // in $TMPDIR/paceline-lab-PID-START. With --keep the names begin with paceline-keep- and only
-// --remove-kept ends them.
+// --remove-kept ends them. In a container the same pid is another's: a lab is also known to live by the lock that it holds
+// in its folder.
 #pragma once
 
 #include <sys/types.h>
@@ -22,6 +23,7 @@ struct Owner {
   bool keep = false;
 
   static Owner self(bool keep);
+  /// Its process runs here, or its folder is locked (by a process of another pid namespace that shares this file system).
   [[nodiscard]] bool alive() const;
   /// "paceline-PID-START-" or "paceline-keep-PID-START-".
   [[nodiscard]] std::string prefix() const;
@@ -29,6 +31,20 @@ struct Owner {
   [[nodiscard]] std::string lab_name() const;
   /// The lab's own folder.
   [[nodiscard]] std::string directory() const;
+};
+
+/// A lab's folder, locked as long as the process that made it lives. remove_lab() removes it.
+class Folder {
+ public:
+  /// kUnavailable where it can't be made, or another lab has this one's name.
+  static Result<Folder> make(const Owner& owner);
+  Folder(Folder&& other) noexcept;
+  Folder& operator=(Folder&& other) noexcept;
+  ~Folder();
+
+ private:
+  explicit Folder(int lock) : lock_(lock) {}
+  int lock_ = -1;
 };
 
 /// Kills every process in the owner's namespaces, and every one that is told by its environment to be of this lab;
