@@ -31,9 +31,7 @@ constexpr ssize_t kChunk = 16384;
 class Source {
  public:
   Source(int from, cli::Outlet& to, int rank)
-      : from_(from), lines_(to, fmt::format("[{}] ", rank)) {
-    fcntl(from_, F_SETFL, fcntl(from_, F_GETFL) | O_NONBLOCK);
-  }
+      : from_(from), lines_(to, fmt::format("[{}] ", rank)) {}
   ~Source() { end(); }
   Source(const Source&) = delete;
   Source& operator=(const Source&) = delete;
