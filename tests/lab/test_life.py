@@ -40,6 +40,11 @@ def start_lab(marker, *flags, ranks_ready=2):
     return process
 
 
+def is_sleep(pid):
+    """Not what is about to become one."""
+    return os.path.basename(os.readlink(f"/proc/{pid}/exe")) == "sleep"
+
+
 def test_ranks_know_who_they_are():
     code = """
     import json, os, socket
@@ -135,6 +140,19 @@ def test_plain_processes_do_not_outlive_a_killed_lab():
     process = start_lab(marker, "--loopback")
     try:
         assert wait_until(lambda: len(processes_with(marker)) == 4)
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+    assert wait_until(lambda: not processes_with(marker))
+
+
+@pytest.mark.anywhere
+def test_nor_do_those_that_cleared_their_environment():
+    marker = f"82{os.getpid()}"
+    script = f"env -i sleep {marker} & wait"
+    process = subprocess.Popen(lab_command(*FAST, "--loopback", command=["sh", "-c", script]))
+    try:
+        assert wait_until(lambda: sum(map(is_sleep, processes_with(marker))) == 2)
     finally:
         process.kill()
         process.wait(timeout=10)
