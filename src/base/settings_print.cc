@@ -59,7 +59,8 @@ std::string Settings::to_json() const {
                    {"built", row.support != Support::kKnown},
                    {"text", std::string(row.text)}});
   }
-  return out.dump(1);
+  // Variables may hold anything, also no UTF-8.
+  return out.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 std::string Settings::to_markdown() {

@@ -77,7 +77,8 @@ int diagnose(const Options& options) {
                      {"verdict", mark(f.verdict)},
                      {"found", f.found},
                      {"fix", f.fix}});
-    std::cout << out.dump(1) << "\n";
+    // Variables may hold anything, also no UTF-8.
+    std::cout << out.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
   } else {
     fmt::print("paceline {}\n", paceline_version());
     for (const auto& f : findings) {

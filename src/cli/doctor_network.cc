@@ -3,7 +3,6 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -12,8 +11,10 @@
 #include <set>
 #include <sstream>
 
+#include "base/settings.h"
 #include "bootstrap/host_address.h"
 #include "cli/doctor_checks.h"
+#include "cli/lab/namespaces.h"
 
 namespace paceline::cli {
 namespace {
@@ -55,10 +56,11 @@ void check_interfaces(Findings& findings) {
                         known ? ", " + speed + " Mb/s" : "");
   }
   findings.push_back({"network", Verdict::kGood, text, ""});
-  const char* chosen = std::getenv("PACELINE_INTERFACE");
-  if (chosen == nullptr || *chosen == '\0') return;
-  const auto found =
-      bootstrap::choose_interface(chosen, bootstrap::interfaces(), false, "PACELINE_INTERFACE");
+  // Other families' variables, and NCCL's, set it too. What is wrong with the settings is another finding.
+  auto settings = Settings::load(Face::kPaceline);
+  if (!settings.is_ok() || settings->text("interface").empty()) return;
+  const auto found = bootstrap::choose_interface(
+      settings->text("interface"), bootstrap::interfaces(), false, settings->source("interface"));
   if (!found.is_ok())
     findings.push_back({"interface", Verdict::kFailure, found.status().message(),
                         fmt::format("set it to one of {}", text)});
@@ -101,14 +103,6 @@ bool program_exists(const std::string& name) {
          access(("/sbin/" + name).c_str(), X_OK) == 0;
 }
 
-bool can_make_namespace() {
-  pid_t child = fork();
-  if (child == 0) _exit(unshare(CLONE_NEWNET) == 0 ? 0 : 1);
-  int status = 1;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
 }  // namespace
 
 void check_network(Findings& findings) {
@@ -118,18 +112,20 @@ void check_network(Findings& findings) {
 }
 
 void check_lab(Findings& findings) {
-  std::string missing;
-  if (geteuid() != 0) missing = "root";
-  if (!program_exists("ip") || !program_exists("tc"))
-    missing += std::string(missing.empty() ? "" : ", ") + "ip and tc";
-  if (!can_make_namespace())
-    missing += std::string(missing.empty() ? "" : ", ") + "network namespaces";
-  findings.push_back({"paceline lab", missing.empty() ? Verdict::kGood : Verdict::kNote,
-                      missing.empty() ? "can make nodes with shaped links here"
-                                      : "cannot shape links here: no " + missing,
-                      missing.empty() ? ""
-                                      : "run as root (in a container: --privileged) with iproute2 "
-                                        "installed; else it runs over loopback, unshaped"});
+  // The lab's own questions, so that both say the same.
+  auto privileges = lab::probe_privileges();
+  std::string missing = privileges.is_ok() ? "" : "root, nor user namespaces";
+  for (const char* tool : {"ip", "tc"}) {
+    if (!lab::find_tool(tool).is_ok()) missing += (missing.empty() ? "" : ", ") + std::string(tool);
+  }
+  if (!missing.empty()) {
+    findings.push_back({"paceline lab", Verdict::kNote, "cannot shape links here: no " + missing,
+                        "run as root (in a container: --privileged) with iproute2 "
+                        "installed; else it runs over loopback, unshaped"});
+    return;
+  }
+  findings.push_back({"paceline lab", Verdict::kGood,
+                      fmt::format("can make nodes with shaped links here ({})", *privileges), ""});
 }
 
 void check_launchers(Findings& findings) {
@@ -144,10 +140,8 @@ void check_launchers(Findings& findings) {
   if (rank && !world)
     findings.push_back({"launcher", Verdict::kFailure, "RANK is set but WORLD_SIZE is not",
                         "start the script with torchrun or paceline run"});
-  const char* ours = std::getenv("PACELINE_PORT");
-  const char* perseus = std::getenv("PERSEUS_MASTER_PORT");
-  const char* bootstrap = ours ? ours : perseus;
-  if (port && bootstrap && std::string(port) == bootstrap)
+  auto settings = Settings::load(Face::kPaceline);
+  if (port && settings.is_ok() && settings->integer("port") == std::strtol(port, nullptr, 10))
     findings.push_back({"ports", Verdict::kFailure,
                         fmt::format("MASTER_PORT and Paceline's port are both {}", port),
                         "set PACELINE_PORT to another port"});

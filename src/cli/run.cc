@@ -106,8 +106,8 @@ bool starts_with_any(std::string_view name, std::initializer_list<std::string_vi
 
 /// What would make a rank think that another launcher started it, or contradict what this one says.
 std::vector<std::string> foreign_variables() {
-  return {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK",
-          "PACELINE_SECRET_FILE"};
+  return {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
+          "GROUP_RANK", "PACELINE_SECRET_FILE"};
 }
 
 /// What a remote rank needs to find programs and to see the same settings; -x adds to it.

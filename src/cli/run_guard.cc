@@ -13,6 +13,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cli/descriptors.h"
+
 namespace paceline::cli {
 namespace {
 
@@ -111,9 +113,10 @@ Result<Pipe> make_pipe() {
   ::dup2(output, 1);
   ::dup2(error, 2);
   // Only what the command needs stays open: another guard's pipe end held here would hide its end.
-  for (int descriptor = 3; descriptor < 1024; ++descriptor) {
-    if (descriptor != control) ::close(descriptor);
-  }
+  constexpr int kControl = 3;
+  ::dup2(control, kControl);
+  ::fcntl(kControl, F_SETFD, FD_CLOEXEC);
+  close_descriptors_from(kControl + 1);
   pid_t guard = ::getpid();
   pid_t child = ::fork();
   if (child == 0) become_command(command, guard);
@@ -122,7 +125,7 @@ Result<Pipe> make_pipe() {
   // The command alone holds its output: when it has ended, the launcher sees the end of the stream.
   int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int descriptor = 0; descriptor < 3; ++descriptor) ::dup2(null, descriptor);
-  watch(child, control);
+  watch(child, kControl);
 }
 
 }  // namespace

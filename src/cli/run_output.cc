@@ -24,8 +24,17 @@ Outlet::Outlet(int descriptor)
     : descriptor_(descriptor),
       at_once_(::isatty(descriptor) != 0 ? kTerminalAtOnce : kPipeAtOnce) {}
 
-void Outlet::put(std::string_view text) {
-  if (status_.is_ok()) waiting_.append(text);
+void Outlet::put(std::string_view text, const void* writer) {
+  if (text.empty() || !status_.is_ok()) return;
+  if (!was_last(writer)) end_line();
+  writer_ = writer;
+  waiting_.append(text);
+  at_line_start_ = text.back() == '\n' || text.back() == '\r';
+}
+
+void Outlet::end_line() {
+  if (!at_line_start_ && status_.is_ok()) waiting_ += '\n';
+  at_line_start_ = true;
 }
 
 bool Outlet::is_full() const { return waiting_.size() - begin_ >= kFull; }
@@ -84,17 +93,25 @@ void OutputStream::flush() {
 }
 
 void OutputStream::emit(std::string_view text) {
-  std::string marked;
-  if (!prefix_.empty()) {
-    for (char c : text) {
-      if (at_line_start_ && !(after_return_ && c == '\n')) marked += prefix_;
-      marked += c;
-      after_return_ = c == '\r';
-      at_line_start_ = c == '\n' || c == '\r';
-    }
-    text = marked;
+  if (!at_line_start_ && !outlet_.was_last(this)) {
+    at_line_start_ = true;  // another stream's text has ended the line
+    after_return_ = false;
+    if (text.starts_with('\n')) text.remove_prefix(1);
+    if (text.empty()) return;
   }
-  outlet_.put(text);
+  if (prefix_.empty()) {
+    outlet_.put(text, this);
+    at_line_start_ = text.back() == '\n' || text.back() == '\r';
+    return;
+  }
+  std::string marked;
+  for (char c : text) {
+    if (at_line_start_ && !(after_return_ && c == '\n')) marked += prefix_;
+    marked += c;
+    after_return_ = c == '\r';
+    at_line_start_ = c == '\n' || c == '\r';
+  }
+  outlet_.put(marked, this);
 }
 
 }  // namespace paceline::cli

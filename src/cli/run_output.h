@@ -18,7 +18,12 @@ class Outlet {
   Outlet(const Outlet&) = delete;
   Outlet& operator=(const Outlet&) = delete;
 
-  void put(std::string_view text);
+  /// `writer` tells whose text it is: an unfinished line of another one is ended before it.
+  void put(std::string_view text, const void* writer = nullptr);
+  /// Whether the last text was this writer's, so that its unfinished line can go on.
+  [[nodiscard]] bool was_last(const void* writer) const { return writer_ == writer; }
+  /// Ends a line that nobody will go on with.
+  void end_line();
   /// Writes what leaves without waiting.
   void write_some();
   [[nodiscard]] int descriptor() const { return descriptor_; }
@@ -35,11 +40,15 @@ class Outlet {
   std::size_t at_once_;
   std::string waiting_;
   std::size_t begin_ = 0;  ///< of what has not left yet
+  const void* writer_ = nullptr;
+  bool at_line_start_ = true;
   Status status_;
 };
 
 /// One stream of one rank. Text comes in as it is read and goes out line by line, so that lines of
-/// different ranks never mix. A carriage return ends a line too (progress bars).
+/// different ranks never mix. A carriage return ends a line too (progress bars). Where part of a line
+/// has gone out (flush(), or it is longer than 64 KiB) and another stream speaks, the line ends there
+/// and what follows of it is a line of its own.
 class OutputStream {
  public:
   /// `outlet` must outlive the stream; `prefix` goes in front of every line ("" for none).

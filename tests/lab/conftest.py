@@ -1,8 +1,14 @@
 import os
+import signal
 import subprocess
 
 import pytest
 from lab_tools import PROGRAM
+
+# What started the tests may ignore signals (a shell does, of what it puts in the background); labs inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(items):

@@ -20,7 +20,7 @@ def lab_command(*flags: str, command: list[str]) -> list[str]:
 
 
 def run_lab(
-    *flags: str, command: list[str], timeout: float = 60, prefix: list[str] | None = None
+    *flags: str, command: list[str], timeout: float = 60, prefix: list[str] | None = None, **variables: str
 ) -> subprocess.CompletedProcess:
     """Runs a lab to its end; standard output and error as text."""
     return subprocess.run(
@@ -29,6 +29,7 @@ def run_lab(
         text=True,
         timeout=timeout,
         stdin=subprocess.DEVNULL,
+        env={**os.environ, **variables},
         check=False,
     )
 

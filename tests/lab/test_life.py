@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from lab_tools import (
@@ -38,6 +40,11 @@ def start_lab(marker, *flags, ranks_ready=2):
     return process
 
 
+def is_sleep(pid):
+    """Not what is about to become one."""
+    return os.path.basename(os.readlink(f"/proc/{pid}/exe")) == "sleep"
+
+
 def test_ranks_know_who_they_are():
     code = """
     import json, os, socket
@@ -61,6 +68,18 @@ def test_ranks_know_who_they_are():
         assert r["WORLD_SIZE"] == "6" and r["LOCAL_WORLD_SIZE"] == "2"
         assert r["nics"] == ["eth0", "lo"] and r["PACELINE_INTERFACE"] == r["GLOO_SOCKET_IFNAME"] == "eth0"
         assert r["peer"] == r["MASTER_ADDR"] == "10.77.0.1" and r["cwd"] == os.getcwd()
+
+
+@pytest.mark.anywhere
+def test_what_another_launcher_left_does_not_count():
+    """A rank that another launcher's variables reach would be one of its job, not of this one."""
+    left = {f"PACELINE_{name}": "1" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")}
+    left |= {"PACELINE_RENDEZVOUS": "127.0.0.1:1", "PACELINE_NODE_ID": "x", "PACELINE_SECRET_FILE": "/none"}
+    left |= {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    done = run_lab(*FAST, "--loopback", command=python("import os; print(*os.environ)"), **left)
+    assert done.returncode == 0, done.stderr
+    rows = [set(line.split()) for line in done.stdout.splitlines()]
+    assert len(rows) == 2 and all("WORLD_SIZE" in row and not row & set(left) for row in rows)
 
 
 @pytest.mark.parametrize("loopback", [False, True])
@@ -115,6 +134,79 @@ def test_a_lab_killed_by_kill_9_is_cleaned_at_once():
     assert wait_until(lambda: not processes_with(marker))
 
 
+@pytest.mark.anywhere
+def test_plain_processes_do_not_outlive_a_killed_lab():
+    marker = f"85{os.getpid()}"
+    process = start_lab(marker, "--loopback")
+    try:
+        assert wait_until(lambda: len(processes_with(marker)) == 4)
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+    assert wait_until(lambda: not processes_with(marker))
+
+
+@pytest.mark.anywhere
+def test_nor_do_those_that_cleared_their_environment():
+    marker = f"82{os.getpid()}"
+    script = f"env -i sleep {marker} & wait"
+    process = subprocess.Popen(lab_command(*FAST, "--loopback", command=["sh", "-c", script]))
+    try:
+        assert wait_until(lambda: sum(map(is_sleep, processes_with(marker))) == 2)
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+    assert wait_until(lambda: not processes_with(marker))
+
+
+@pytest.mark.anywhere
+def test_what_a_rank_started_ends_with_it(tmp_path):
+    """While the other ranks go on."""
+    marker = f"84{os.getpid()}"
+    script = f"""
+    [ $RANK = 1 ] && while [ ! -e go ]; do sleep 0.02; done && exit 0
+    sleep {marker} &
+    while [ ! -e leave ]; do sleep 0.02; done
+    """
+    with subprocess.Popen(lab_command(*FAST, "--loopback", command=["sh", "-c", script]), cwd=tmp_path) as process:
+        try:
+            assert wait_until(lambda: len(processes_with(marker)) == 1)
+            (tmp_path / "leave").touch()
+            assert wait_until(lambda: not processes_with(marker))
+            assert process.poll() is None
+        finally:
+            (tmp_path / "go").touch()
+        assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.anywhere
+def test_a_rank_s_daemon_ends_with_the_lab(tmp_path):
+    marker = f"83{os.getpid()}"
+    daemon = f"touch up; exec sleep {marker}"
+    script = f"setsid sh -c '{daemon}' </dev/null >/dev/null 2>&1 & while [ ! -e up ]; do sleep 0.02; done"
+    command = lab_command(*FAST, "--loopback", "--nodes", "1", command=["sh", "-c", script])
+    assert subprocess.run(command, cwd=tmp_path, timeout=60, check=False).returncode == 0
+    assert wait_until(lambda: not processes_with(marker))
+
+
+@pytest.mark.anywhere
+def test_a_hang_up_that_the_caller_ignores_ends_nothing(tmp_path):
+    """As under nohup."""
+    script = "touch ready; while [ ! -e go ]; do sleep 0.02; done; echo went on"
+    process = subprocess.Popen(
+        lab_command(*FAST, "--loopback", "--nodes", "1", command=["sh", "-c", script]),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    assert wait_until((tmp_path / "ready").exists)
+    process.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0 and out == "[0] went on\n"
+
+
 def test_the_next_lab_cleans_where_the_janitor_was_killed_too():
     marker = f"88{os.getpid()}"
     process = start_lab(marker)
@@ -139,6 +231,25 @@ def test_labs_do_not_meet():
     for lab in labs:
         lab.terminate()
     assert [lab.wait(timeout=20) for lab in labs] == [128 + signal.SIGTERM] * 2
+
+
+def test_a_lab_of_another_container_is_left_alone(tmp_path):
+    """Whose process ids mean others here, or nobody, while it shares this machine's /run and /tmp."""
+    alone = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", '"$@"; exit $?', "sh"]
+    script = "echo $PACELINE_LAB_NAME; while [ ! -e go ]; do sleep 0.02; done"
+    command = lab_command(*FAST, "--nodes", "1", command=["sh", "-c", script])
+    with subprocess.Popen([*alone, *command], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            _, pid, start, _ = process.stdout.readline().split("-")
+            before = traces_of(pid, start)
+            assert len(before) == 3  # a node, the switch, a folder
+            done = run_lab("--no-calibration", command=["true"])
+            assert done.returncode == 0 and "left behind" not in done.stderr
+            assert traces_of(pid, start) == before
+        finally:
+            (tmp_path / "go").touch()
+        assert process.wait(timeout=30) == 0
+    assert not traces_of(pid, start)
 
 
 def test_keep_leaves_and_remove_kept_ends():
@@ -170,6 +281,8 @@ def test_keep_leaves_and_remove_kept_ends():
         (["--congestion", "nosuch"], "--congestion"),
         (["--json", "/nonexistent/folder/x.json"], "--json"),
         (["--loopback", "--loss", "1%"], "--loopback"),
+        (["--keep", "--delay", "1ms"], "--keep can't go with --delay"),
+        (["--keep", "--loopback"], "--keep"),
         (["--bogus"], "--bogus"),
     ],
 )
@@ -194,20 +307,16 @@ def nobody():
     return ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "env", "HOME=/tmp"]
 
 
-def copied_program(tmp_path_factory):
-    """Where others may read it: a checkout's folders need not be open to all."""
-    folder = tmp_path_factory.mktemp("program")
-    for parent in [folder, *folder.parents][:3]:
-        parent.chmod(0o755)
-    target = folder / "paceline"
-    target.write_bytes(PROGRAM.read_bytes())
-    target.chmod(0o755)
-    return target
+@pytest.fixture
+def copied_program():
+    """Where others may read it: neither a checkout's folders nor pytest's need be open to all."""
+    with tempfile.TemporaryDirectory(prefix="paceline-program-") as folder:
+        os.chmod(folder, 0o755)
+        yield shutil.copy(PROGRAM, f"{folder}/paceline")
 
 
-def test_without_root_a_user_namespace_serves_or_the_next_best_is_named(tmp_path_factory):
-    program = copied_program(tmp_path_factory)
-    command = [*nobody(), str(program), "lab", "--no-calibration", "--", "sh", "-c", "ls /sys/class/net; hostname"]
+def test_without_root_a_user_namespace_serves_or_the_next_best_is_named(copied_program):
+    command = [*nobody(), copied_program, "lab", "--no-calibration", "--", "sh", "-c", "ls /sys/class/net; hostname"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", check=False)
     if done.returncode == 0:
         assert "[1] eth0" in done.stdout and "[1] node1" in done.stdout
@@ -216,12 +325,26 @@ def test_without_root_a_user_namespace_serves_or_the_next_best_is_named(tmp_path
         assert "root" in done.stderr and "--loopback" in done.stderr
 
 
-def test_without_any_namespaces_the_next_best_is_named(tmp_path_factory):
-    program = copied_program(tmp_path_factory)
+def test_keep_without_root_is_refused(copied_program):
+    command = [*nobody(), copied_program, "lab", "--keep", "--no-calibration", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", check=False)
+    assert done.returncode == 3
+    assert "--keep needs root" in done.stderr or "can't make network namespaces" in done.stderr
+
+
+@pytest.mark.anywhere
+def test_a_report_on_a_command_that_is_no_text(tmp_path):
+    report = tmp_path / "lab.json"
+    command = [*lab_command(*FAST, "--loopback", "--json", str(report), command=["true"]), b"a\xffb"]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+    assert report_of(report)["command"] == ["true", "a\N{REPLACEMENT CHARACTER}b"]
+
+
+def test_without_any_namespaces_the_next_best_is_named(copied_program):
     limited = ["sh", "-c", 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"', "sh"]
     # In a user namespace of its own the limit concerns this test alone.
     command = ["unshare", "-U", "--map-root-user", *limited, *["setpriv", "--bounding-set=-all", "--inh-caps=-all"]]
-    command += [str(program), "lab", "--", "true"]
+    command += [copied_program, "lab", "--", "true"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", check=False)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "can't make network namespaces" in done.stderr

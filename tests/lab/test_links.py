@@ -1,7 +1,13 @@
 """Links are what was asked for: rate, bytes, loss, caps."""
 
+import os
+import pty
+import select
+import signal
+import subprocess
+
 import pytest
-from lab_tools import python, report_of, run_lab, transfer
+from lab_tools import lab_command, python, report_of, run_lab, transfer
 from presence import measured
 
 MSS, FRAME = 1448, 1514  # TCP with time stamps at MTU 1500
@@ -100,6 +106,23 @@ def test_one_flow_is_capped_and_several_fill_the_line():
         lambda: transfer(*flags, count=count, flows=4), lambda rows: all(row["seconds"] < limit for row in rows)
     ):
         assert row["seconds"] < limit
+
+
+def test_a_long_delay_is_checked_in_seconds_and_signals_are_heard_meanwhile():
+    terminal, inside = pty.openpty()
+    command = lab_command("--delay", "1s", "--no-calibration", command=["true"])
+    with subprocess.Popen(command, stderr=inside) as process:
+        try:
+            os.close(inside)
+            said = b""
+            while b"checked the delay of 1 of 2 links" not in said:
+                assert select.select([terminal], [], [], 30)[0], said
+                said += os.read(terminal, 4096)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+            os.close(terminal)
 
 
 def test_delay_is_added_one_way():

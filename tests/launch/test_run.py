@@ -5,6 +5,7 @@ import fcntl
 import getpass
 import os
 import pathlib
+import select
 import shutil
 import signal
 import socket
@@ -113,6 +114,69 @@ def test_no_orphans_when_the_launcher_ends(paceline, number, tmp_path):
         code = process.wait(timeout=30)
         assert code == (-9 if number == signal.SIGKILL else 128 + number)
         assert wait_until(lambda: not alive(mark))
+
+
+#: Runs the rest of its command line with no descriptor free below 1100.
+WITH_MANY_DESCRIPTORS = """
+import os, resource, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+while (descriptor := os.open("/dev/null", os.O_RDONLY)) < 1100:
+    os.set_inheritable(descriptor, True)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_no_orphans_of_a_caller_with_many_descriptors(paceline, python):
+    """The pipes that tell guards of the launcher's end have high numbers then, and are no one else's all the same."""
+    mark = f"98764.{os.getpid()}"
+    command = [paceline, "run", "-np", "3", "--", "sh", "-c", f"sleep {mark} & wait"]
+    with launched([python, "-c", WITH_MANY_DESCRIPTORS, *command]) as process:
+        assert wait_until(lambda: len(alive(mark)) >= 10)
+        process.kill()
+        process.wait(timeout=30)
+        assert wait_until(lambda: not alive(mark))
+
+
+def read_until(pipe, text):
+    """All that has come when `text` has."""
+    got = b""
+    while text not in got:
+        assert select.select([pipe], [], [], 30)[0], got
+        got += os.read(pipe.fileno(), 4096)
+    return got
+
+
+@pytest.mark.parametrize(("flags", "mark"), [([], b""), (["--prefix-output"], b"[%d]<stdout> ")])
+def test_another_rank_s_line_does_not_go_on_with_an_unfinished_one(paceline, tmp_path, flags, mark):
+    """A prompt is shown as it stands. What follows of its line, after another rank's, is a line of its own."""
+    script = (
+        "wait_for() { while [ ! -e $1 ]; do sleep 0.02; done; }; "
+        'if [ $RANK = 0 ]; then printf "half"; wait_for go0; printf " rest"; wait_for end; echo; '
+        'else wait_for go1; printf "whole\\n"; wait_for end1; echo last; fi'
+    )
+    command = [paceline, "run", "-np", "2", *flags, "--", "sh", "-c", script]
+    marks = [mark % rank if mark else b"" for rank in range(2)]
+    with launched(command, tmp_path, stdout=subprocess.PIPE) as process:
+        got = read_until(process.stdout, b"half")
+        (tmp_path / "go1").touch()
+        got += read_until(process.stdout, b"whole\n")
+        (tmp_path / "go0").touch()
+        got += read_until(process.stdout, b" rest")
+        (tmp_path / "end1").touch()
+        got += read_until(process.stdout, b"last\n")
+        (tmp_path / "end").touch()
+        got += process.stdout.buffer.read()
+        assert process.wait(timeout=30) == 0
+    lines = [marks[0] + b"half", marks[1] + b"whole", marks[0] + b" rest", marks[1] + b"last"]
+    assert got == b"".join(line + b"\n" for line in lines)
+
+
+def test_another_launcher_s_variables_do_not_reach_the_ranks(paceline):
+    left = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    result = run([paceline, "run", "-np", 1, "--", "env"], **left)
+    assert result.returncode == 0
+    assert "TORCHELASTIC" not in result.stdout
 
 
 def test_user_signals_reach_the_ranks(paceline, tmp_path):

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,8 @@ def test_machine_is_described_truly():
         ({"RANK": "0"}, "launcher", "WORLD_SIZE is not"),
         ({"PACELINE_SECRET_FILE": "/nonexistent/secret"}, "secret", "cannot be read"),
         ({"PACELINE_INTERFACE": "nosuchnic"}, "interface", "nosuchnic"),
+        ({"NCCL_SOCKET_IFNAME": "nosuchnic"}, "interface", "NCCL_SOCKET_IFNAME='nosuchnic'"),
+        ({"MASTER_PORT": "6666"}, "ports", "both 6666"),
     ],
 )
 def test_what_would_stop_a_job_fails_by_name(variables, subject, words):
@@ -63,6 +67,29 @@ def test_a_codec_that_may_not_keep_up_is_pointed_out():
     assert "0.1 %" in warning["found"] and "fp16" in warning["fix"]
     assert "codec" not in findings(PACELINE_CODEC="fp16")
     assert doctor(PACELINE_CODEC="topk").returncode == doctor().returncode
+
+
+def test_values_that_are_no_text_are_shown_all_the_same():
+    found = findings(PACELINE_CODEC="no\udcffcodec")["settings"]
+    assert found["verdict"] == "FAILURE" and "no\N{REPLACEMENT CHARACTER}codec" in found["found"]
+    rows = json.loads(doctor("--settings", "--json", PACELINE_INTERFACE="no\udcffnic").stdout)
+    assert "no\N{REPLACEMENT CHARACTER}nic" in [row["value"] for row in rows]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_the_lab_without_root_is_judged_as_the_lab_does():
+    """Where user namespaces work, links can be shaped without root."""
+    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+
+    def asked(*command):
+        return subprocess.run([*nobody, *command], capture_output=True, text=True, cwd="/", timeout=60, check=False)
+
+    with tempfile.TemporaryDirectory(prefix="paceline-program-") as folder:
+        os.chmod(folder, 0o755)
+        program = shutil.copy(PROGRAM, f"{folder}/paceline")
+        lab = asked(program, "lab", "--no-calibration", "--quiet", "--", "true")
+        found = {f["subject"]: f for f in json.loads(asked(program, "doctor", "--json").stdout)}["paceline lab"]
+    assert (found["verdict"] == "ok") == (lab.returncode == 0), (found, lab.stderr)
 
 
 def test_too_many_threads_are_pointed_out():

@@ -41,7 +41,8 @@ setup_python() {
     touch "$base/complete"
   fi
   if [ "$name" = main ]; then venv=.venv; else venv="build/venv/$name"; fi
-  [ "$(cat "$venv/base" 2>/dev/null)" = "$base" ] && return
+  # A copied or moved tree brings an environment that points to where it was made: its path is compared too.
+  [ "$(cat "$venv/base" 2>/dev/null)" = "$base $PWD" ] && return
   rm -rf "$venv"; mkdir -p "$(dirname "$venv")"
   /usr/bin/python3 -m venv --without-pip "$venv"
   local site; site=$(echo "$venv"/lib/python3*/site-packages)
@@ -56,7 +57,7 @@ setup_python() {
       ln -s "$script" "$venv/bin/"
     fi
   done
-  printf '%s\n' "$base" >"$venv/base"
+  printf '%s\n' "$base $PWD" >"$venv/base"
 }
 
 build_release() {

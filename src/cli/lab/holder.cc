@@ -11,7 +11,7 @@
 #include <cstring>
 #include <utility>
 
-#include "cli/lab/descriptors.h"
+#include "cli/descriptors.h"
 #include "cli/lab/namespaces.h"
 #include "cli/lab/ranks.h"
 
@@ -45,7 +45,7 @@ const char* make_node(const Node& node) {
   [[maybe_unused]] auto n = write(report, text.data(), text.size());
   int null = open("/dev/null", O_RDWR);
   for (int fd = 0; fd < 3; ++fd) dup2(null, fd);
-  close_from(3);
+  cli::close_descriptors_from(3);
   for (;;) pause();
 }
 

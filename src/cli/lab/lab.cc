@@ -4,22 +4,18 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/random.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <thread>
 
-#include "base/log.h"
 #include "cli/lab/byte_server.h"
 #include "cli/lab/calibrate.h"
 #include "cli/lab/counters.h"
@@ -30,6 +26,7 @@
 #include "cli/lab/ranks.h"
 #include "cli/lab/report.h"
 #include "cli/lab/round_trip.h"
+#include "cli/lab/signals.h"
 
 namespace paceline::lab {
 namespace {
@@ -37,49 +34,22 @@ namespace {
 constexpr int kUsage = 2;
 constexpr int kNotMade = 3;
 
-void tell(const std::string& text) {
-  std::fputs(text.c_str(), stderr);
-  std::fflush(stderr);
-}
+std::string sentence(const Status& status) { return fmt::format("lab: {}\n", status.message()); }
 
-int fail(const Status& status) {
-  tell(fmt::format("lab: {}\n", status.message()));
+int code_of(const Status& status) {
   return status.code() == Code::kInvalidArgument ? kUsage : kNotMade;
 }
 
-/// SIGINT, SIGTERM and SIGHUP come as readable events for as long as it lives.
-class Signals {
- public:
-  Signals() {
-    sigset_t set;
-    sigemptyset(&set);
-    for (int s : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, s);
-    sigprocmask(SIG_BLOCK, &set, &before_);
-    signal(SIGPIPE, SIG_IGN);
-    fd_ = signalfd(-1, &set, SFD_CLOEXEC);
-  }
-  ~Signals() {
-    close(fd_);
-    sigprocmask(SIG_SETMASK, &before_, nullptr);
-  }
-  Signals(const Signals&) = delete;
-  Signals& operator=(const Signals&) = delete;
-  [[nodiscard]] int fd() const { return fd_; }
-  [[nodiscard]] bool pending() const {
-    pollfd p{fd_, POLLIN, 0};
-    return poll(&p, 1, 0) > 0;
-  }
-  /// 128 + the pending signal.
-  [[nodiscard]] int exit_code() const {
-    signalfd_siginfo info{};
-    return read(fd_, &info, sizeof info) == sizeof info ? 128 + static_cast<int>(info.ssi_signo)
-                                                        : 1;
-  }
+int fail(const Signals& signals, const Status& status) {
+  tell(signals, sentence(status));
+  return code_of(status);
+}
 
- private:
-  int fd_ = -1;
-  sigset_t before_;
-};
+/// Where signals end the program as usual.
+int fail_early(const Status& status) {
+  std::fputs(sentence(status).c_str(), stderr);
+  return code_of(status);
+}
 
 std::string random_hex(std::size_t bytes) {
   std::vector<unsigned char> raw(bytes);
@@ -173,35 +143,36 @@ std::vector<LinkTraffic> difference(const std::vector<LinkTraffic>& after,
   return used;
 }
 
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-int finish(const Options& o, const Report& report) {
+int finish(const Signals& signals, const Options& o, const Report& report) {
   if (!o.json.empty()) {
     auto written = write_report(report, o.json);
     if (!written.is_ok()) {
-      fail(written);
+      fail(signals, written);
       if (report.run.exit_code == 0) return kNotMade;
     }
   }
   return report.run.exit_code;
 }
 
-int run_on_loopback(const Options& o, Signals& signals) {
+int run_on_loopback(const Options& o, const Signals& signals) {
   if (!o.quiet) {
-    tell(
-        fmt::format("lab: {} plain processes on loopback: no nodes, no link speeds, no byte "
-                    "counts; figures say "
-                    "nothing about a network\n",
-                    o.ranks()));
+    tell(signals,
+         fmt::format("lab: {} plain processes on loopback: no nodes, no link speeds, no byte "
+                     "counts; figures say "
+                     "nothing about a network\n",
+                     o.ranks()));
   }
-  Identity id{"127.0.0.1", std::to_string(free_port()), "lo", fmt::format("lab-{}", getpid()),
+  auto owner = Owner::self(false);
+  auto janitor = Janitor::start(owner);
+  if (!janitor.is_ok()) return fail(signals, janitor.status());
+  Identity id{"127.0.0.1", std::to_string(free_port()), "lo", owner.lab_name(),
               "",          std::to_string(free_port())};
-  auto started = now_seconds();
-  auto run = run_ranks(make_specs(o, id, {}), o.command, o.grace, signals.fd());
-  if (!run.is_ok()) return fail(run.status());
-  return finish(o, Report{o, "", {}, {}, run.value(), now_seconds() - started});
+  auto run = run_ranks(make_specs(o, id, {}), o.command,
+                       {.grace = o.grace, .signals = signals.fd(), .janitor = janitor->listener()});
+  remove_lab(owner);
+  janitor->dismiss(false);
+  if (!run.is_ok()) return fail(signals, run.status());
+  return finish(signals, o, Report{o, "", {}, {}, run.value(), run->seconds});
 }
 
 /// A relay that can't keep up would measure itself, not the link.
@@ -219,84 +190,98 @@ Status check_relayed_rate(const Options& o, const std::vector<LinkCalibration>& 
 }
 
 Result<std::vector<LinkCalibration>> calibrate_and_tell(const Options& o, const Network& network,
-                                                        Signals& signals) {
-  PACELINE_RETURN_IF_ERROR(check_delay(network, o));
+                                                        const Signals& signals) {
+  auto hooks = [&](const char* what) {
+    CalibrationHooks made;
+    made.cancelled = [&signals] { return signals.pending(); };
+    made.progress = [&o, &signals, what](int done, int of) {
+      if (o.quiet || isatty(STDERR_FILENO) == 0) return;
+      tell(signals,
+           fmt::format("\rlab: {} {} of {} links{}", what, done, of, done == of ? "\r\033[K" : ""));
+    };
+    return made;
+  };
+  PACELINE_RETURN_IF_ERROR(check_delay(network, o, hooks("checked the delay of")));
+  if (signals.pending()) return std::vector<LinkCalibration>();
   if (!o.calibrate) {
-    if (!o.quiet) tell("lab: links are not calibrated (--no-calibration)\n");
+    if (!o.quiet) tell(signals, "lab: links are not calibrated (--no-calibration)\n");
     return std::vector<LinkCalibration>();
   }
-  bool terminal = isatty(2) == 1;
-  CalibrationHooks hooks;
-  hooks.cancelled = [&] { return signals.pending(); };
-  hooks.progress = [&](int done, int of) {
-    if (!o.quiet && terminal)
-      tell(fmt::format("\rlab: calibrated {} of {} links{}", done, of,
-                       done == of ? "\r\033[K" : ""));
-  };
-  PACELINE_ASSIGN(auto links, calibrate(network, o, hooks));
+  PACELINE_ASSIGN(auto links, calibrate(network, o, hooks("calibrated")));
   if (signals.pending()) return links;
-  if (!o.quiet) tell(calibration_table(o, links));
+  if (!o.quiet) tell(signals, calibration_table(o, links));
   if (o.delay.count() > 0) PACELINE_RETURN_IF_ERROR(check_relayed_rate(o, links));
   return links;
 }
 
 /// Everything between the making of the network and its end.
-int run_in_network(const Options& o, const Owner& owner, Signals& signals) {
+int run_in_network(const Options& o, const Owner& owner, const Janitor& janitor,
+                   const Signals& signals) {
   auto network = Network::create(o, owner);
-  if (!network.is_ok()) return fail(network.status());
-  if (!o.quiet) tell(fmt::format("lab: {}\n", describe(o, network->congestion())));
+  if (!network.is_ok()) return fail(signals, network.status());
+  if (!o.quiet) tell(signals, fmt::format("lab: {}\n", describe(o, network->congestion())));
   std::vector<NodeHolder> holders;
   for (const auto& node : network->nodes()) {
     auto holder = NodeHolder::start(node);
-    if (!holder.is_ok()) return fail(holder.status());
+    if (!holder.is_ok()) return fail(signals, holder.status());
     holders.push_back(std::move(holder).value());
   }
   network->start_relay(o);
   auto counters = Counters::open(*network);
-  if (!counters.is_ok()) return fail(counters.status());
+  if (!counters.is_ok()) return fail(signals, counters.status());
   auto calibration = calibrate_and_tell(o, *network, signals);
   if (signals.pending()) return signals.exit_code();
-  if (!calibration.is_ok()) return fail(calibration.status());
+  if (!calibration.is_ok()) return fail(signals, calibration.status());
 
-  Identity id{network->nodes()[0].address,  "29500", kNic, owner.prefix() + "lab",
+  Identity id{network->nodes()[0].address,  "29500", kNic, owner.lab_name(),
               owner.directory() + "/bytes", ""};
   auto server = ByteServer::start(*counters, id.bytes_socket);
-  if (!server.is_ok()) return fail(server.status());
+  if (!server.is_ok()) return fail(signals, server.status());
   auto before = (*server)->read();
-  if (!before.is_ok()) return fail(before.status());
-  auto started = now_seconds();
-  auto run = run_ranks(make_specs(o, id, holders), o.command, o.grace, signals.fd());
-  auto seconds = now_seconds() - started;
-  if (!run.is_ok()) return fail(run.status());
+  if (!before.is_ok()) return fail(signals, before.status());
+  auto run = run_ranks(make_specs(o, id, holders), o.command,
+                       {.grace = o.grace, .signals = signals.fd(), .janitor = janitor.listener()});
+  if (!run.is_ok()) return fail(signals, run.status());
   auto after = (*server)->read();
-  if (!after.is_ok()) return fail(after.status());
+  if (!after.is_ok()) return fail(signals, after.status());
   auto used = difference(after.value(), before.value());
-  if (!o.quiet) tell(traffic_table(used, seconds));
-  return finish(o,
-                Report{o, network->congestion(), calibration.value(), used, run.value(), seconds});
+  if (!o.quiet) tell(signals, traffic_table(used, run->seconds));
+  return finish(
+      signals, o,
+      Report{o, network->congestion(), calibration.value(), used, run.value(), run->seconds});
 }
 
 int run(const Options& o) {
   Signals signals;
   auto writable = check_report_path(o.json);
-  if (!writable.is_ok()) return fail(writable);
+  if (!writable.is_ok()) return fail(signals, writable);
   if (o.loopback) return run_on_loopback(o, signals);
   auto privileges = acquire_privileges();
-  if (!privileges.is_ok()) return fail(privileges.status());
+  if (!privileges.is_ok()) return fail(signals, privileges.status());
+  if (o.keep && *privileges != kRoot) {
+    return fail(signals,
+                {Code::kUnavailable,
+                 "--keep needs root: without it the lab's namespaces are known inside a user "
+                 "namespace only, which ends with the lab. Run it as root (sudo), or let the "
+                 "command itself wait (… -- sleep 1000) and enter a rank: nsenter -t PID -U "
+                 "--preserve-credentials -n -m"});
+  }
   if (int removed = remove_stale(false); removed > 0 && !o.quiet) {
-    tell(fmt::format("lab: removed what {} dead lab{} left behind\n", removed,
-                     removed == 1 ? "" : "s"));
+    tell(signals, fmt::format("lab: removed what {} dead lab{} left behind\n", removed,
+                              removed == 1 ? "" : "s"));
   }
   auto owner = Owner::self(o.keep);
+  auto folder = Folder::make(owner);
+  if (!folder.is_ok()) return fail(signals, folder.status());
   auto janitor = Janitor::start(owner);
-  if (!janitor.is_ok()) return fail(janitor.status());
-  int code = run_in_network(o, owner, signals);
+  if (!janitor.is_ok()) return fail(signals, janitor.status());
+  int code = run_in_network(o, owner, *janitor, signals);
   if (o.keep) {
-    tell(
-        fmt::format("lab: kept namespaces {}*; `ip netns exec {}n0 …` enters one, `paceline lab "
-                    "--remove-kept` ends "
-                    "them\n",
-                    owner.prefix(), owner.prefix()));
+    tell(signals,
+         fmt::format("lab: kept namespaces {}*; `ip netns exec {}n0 …` enters one, `paceline lab "
+                     "--remove-kept` ends "
+                     "them\n",
+                     owner.prefix(), owner.prefix()));
   } else {
     remove_lab(owner);
   }
@@ -312,22 +297,23 @@ int lab_main(Flags& flags, const std::vector<std::string>& command) {
     return 0;
   }
   if (flags.removes_kept()) {
-    tell(fmt::format("lab: removed {}\n", remove_stale(true)));
+    std::fputs(fmt::format("lab: removed {}\n", remove_stale(true)).c_str(), stderr);
     return 0;
   }
   auto options = flags.resolve(command);
-  if (!options.is_ok()) return fail(options.status());
+  if (!options.is_ok()) return fail_early(options.status());
   return run(options.value());
 }
 
 int lab_bytes_main() {
   const char* path = std::getenv("PACELINE_LAB_BYTES");
   if (path == nullptr) {
-    return fail({Code::kUnavailable,
-                 "lab-bytes works inside `paceline lab` only (PACELINE_LAB_BYTES is not set)"});
+    return fail_early(
+        {Code::kUnavailable,
+         "lab-bytes works inside `paceline lab` only (PACELINE_LAB_BYTES is not set)"});
   }
   auto text = ask_bytes(path);
-  if (!text.is_ok()) return fail(text.status());
+  if (!text.is_ok()) return fail_early(text.status());
   std::fputs(text->c_str(), stdout);
   return 0;
 }

@@ -18,11 +18,15 @@
 namespace paceline::lab {
 namespace {
 
-/// What errno a child gets from unshare(flags); 0 when it works.
-int try_unshare(int flags) {
+/// What errno a child gets from `attempt` (0: it works).
+template <class Attempt>
+int try_in_child(const Attempt& attempt) {
   pid_t pid = fork();
   if (pid < 0) return errno;
-  if (pid == 0) _exit(unshare(flags) == 0 ? 0 : (errno > 0 && errno < 256 ? errno : 1));
+  if (pid == 0) {
+    int failed = attempt();
+    _exit(failed < 256 ? failed : EPERM);
+  }
   int status = 0;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
@@ -58,18 +62,19 @@ Status enter_user_namespace() {
 
 }  // namespace
 
-Result<std::string> acquire_privileges() {
-  int as_is = try_unshare(CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWUTS);
+Result<std::string> probe_privileges() {
+  auto unshared = [](int flags) { return unshare(flags) == 0 ? 0 : errno; };
+  int as_is = try_in_child([&] { return unshared(CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWUTS); });
   if (as_is == 0) {
-    if (access("/run", W_OK) == 0) return std::string("root");
+    if (access("/run", W_OK) == 0) return std::string(kRoot);
     as_is = EACCES;
   }
-  int as_user = try_unshare(CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWNS);
+  int as_user = try_in_child([&] { return unshared(CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWNS); });
   if (as_user == 0) {
-    auto entered = enter_user_namespace();
-    if (entered.is_ok()) return std::string("user namespace");
-    return entered;
+    // Some systems let everybody have a user namespace that may then do nothing.
+    as_user = try_in_child([] { return enter_user_namespace().is_ok() ? 0 : EACCES; });
   }
+  if (as_user == 0) return std::string(kUserNamespace);
   return Status(
       Code::kUnavailable,
       fmt::format(
@@ -81,6 +86,12 @@ Result<std::string> acquire_privileges() {
           "plain "
           "processes, without link speeds",
           std::strerror(as_is), std::strerror(as_user)));
+}
+
+Result<std::string> acquire_privileges() {
+  PACELINE_ASSIGN(auto how, probe_privileges());
+  if (how == kUserNamespace) PACELINE_RETURN_IF_ERROR(enter_user_namespace());
+  return how;
 }
 
 Result<std::string> find_tool(const std::string& name) {

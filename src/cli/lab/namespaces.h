@@ -10,8 +10,13 @@ namespace paceline::lab {
 
 /// Makes sure that this process may create network namespaces: as it is (root), or by moving itself
 /// into a user namespace of its own. kUnavailable says what is missing and what else can be done.
-/// Call before there are threads. On success: how ("root", "user namespace").
+/// Call before there are threads. On success: how (kRoot, kUserNamespace).
 Result<std::string> acquire_privileges();
+/// What acquire_privileges() would answer, found out by children; this process stays as it is.
+Result<std::string> probe_privileges();
+
+inline constexpr const char* kRoot = "root";
+inline constexpr const char* kUserNamespace = "user namespace";
 
 /// Where ip and tc are; kUnavailable tells what to install.
 Result<std::string> find_tool(const std::string& name);

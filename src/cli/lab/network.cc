@@ -6,7 +6,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -112,10 +111,6 @@ Result<Network> Network::create(const Options& options, const Owner& owner) {
     node.port = fmt::format("port{}", i);
     node.hosts_file = fmt::format("{}/hosts{}", owner.directory(), i);
     network.nodes_.push_back(node);
-  }
-  if (mkdir(owner.directory().c_str(), 0700) != 0) {
-    return Status(Code::kUnavailable,
-                  fmt::format("can't make {}: {}", owner.directory(), std::strerror(errno)));
   }
   PACELINE_RETURN_IF_ERROR(network.make_namespaces());
   PACELINE_RETURN_IF_ERROR(network.make_links(options));

@@ -34,7 +34,7 @@ struct Node {
 
 class Network {
  public:
-  /// Makes everything; on failure what was made is removed by remove_lab(owner).
+  /// Makes everything (the owner's folder is there); on failure what was made is removed by remove_lab(owner).
   static Result<Network> create(const Options& options, const Owner& owner);
 
   [[nodiscard]] const std::vector<Node>& nodes() const { return nodes_; }

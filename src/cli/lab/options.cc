@@ -174,6 +174,15 @@ Status Flags::check() const {
   if (o.loopback && (o.per_flow_bps > 0 || o.loss > 0 || o.delay.count() > 0)) {
     return invalid("--loopback shapes nothing: it can't go with --per-flow, --loss or --delay");
   }
+  if (o.keep && o.delay.count() > 0) {
+    return invalid(
+        "--keep can't go with --delay: the delayed links are carried by the lab and end with it. "
+        "Keep "
+        "a lab without --delay, or let the command itself wait (… -- sleep 1000) and look "
+        "meanwhile");
+  }
+  if (o.keep && o.loopback)
+    return invalid("--loopback makes no namespaces that --keep could leave");
   if (o.command.empty()) {
     return invalid("no command; put it after --: paceline lab --nodes 4 -- python train.py");
   }

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -22,13 +23,15 @@
 #include <utility>
 #include <vector>
 
-#include "cli/lab/descriptors.h"
+#include "cli/descriptors.h"
 
 namespace paceline::lab {
 namespace {
 
 namespace fs = std::filesystem;
 constexpr const char* kNamespaces = "/run/netns";
+constexpr const char* kLock = "/lock";
+constexpr const char* kJanitorName = "lab-janitor";
 
 /// Field 22 of /proc/PID/stat: the start time in clock ticks after boot; 0 when there is no such
 /// process.
@@ -83,29 +86,107 @@ std::vector<std::string> namespaces_of(const Owner& owner) {
   return paths;
 }
 
-/// Kills the processes inside the given network namespaces; true when there were some.
-bool kill_inside(const std::set<ino_t>& inodes) {
+bool is_inside(pid_t pid, const std::set<ino_t>& inodes) {
+  struct stat net {};
+  return !inodes.empty() && stat(fmt::format("/proc/{}/ns/net", pid).c_str(), &net) == 0 &&
+         inodes.count(net.st_ino) > 0;
+}
+
+std::string content_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Whether the environment that it was started with holds `entry` ("NAME=VALUE"). Finds a lab's daemons too, which
+/// have left their rank's process group. A janitor of a lab inside this one has work to do and ends by itself.
+bool was_told(pid_t pid, const std::string& entry) {
+  auto environment = std::string(1, '\0') + content_of(fmt::format("/proc/{}/environ", pid));
+  return environment.find('\0' + entry + '\0') != std::string::npos &&
+         content_of(fmt::format("/proc/{}/comm", pid)) != std::string(kJanitorName) + "\n";
+}
+
+/// Kills the processes inside the given network namespaces, and those that belong to the lab by name; true when there
+/// were some.
+bool kill_all(const std::set<ino_t>& inodes, const std::string& lab_name) {
+  const auto told = "PACELINE_LAB_NAME=" + lab_name;
   bool found = false;
   for (const auto& name : list("/proc")) {
     pid_t pid = 0;
     std::from_chars(name.data(), name.data() + name.size(), pid);
-    struct stat net {};
-    if (pid <= 1 || stat(fmt::format("/proc/{}/ns/net", pid).c_str(), &net) != 0) continue;
-    if (inodes.count(net.st_ino) == 0 || pid == getpid()) continue;
-    kill(pid, SIGKILL);
-    found = true;
+    if (pid <= 1 || pid == getpid()) continue;
+    if (is_inside(pid, inodes) || was_told(pid, told)) found |= kill(pid, SIGKILL) == 0;
   }
   return found;
+}
+
+bool is_locked(const std::string& folder) {
+  int fd = open((folder + kLock).c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  bool locked = flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  close(fd);
+  return locked;
+}
+
+struct Message {
+  JanitorWord word;
+  pid_t group;
+};
+
+/// Until the lab ends, in whichever way; true when it said itself what becomes of what it made.
+bool listen_to_lab(int pipe, std::set<pid_t>& groups, JanitorWord& last) {
+  Message message{};
+  for (;;) {
+    auto n = read(pipe, &message, sizeof message);
+    if (n < 0 && errno == EINTR) continue;
+    if (n != sizeof message) return false;
+    last = message.word;
+    if (last == JanitorWord::kStarted) {
+      groups.insert(message.group);
+    } else if (last == JanitorWord::kEnded) {
+      groups.erase(message.group);
+    } else {
+      return true;
+    }
+  }
 }
 
 }  // namespace
 
 Owner Owner::self(bool keep) { return {getpid(), start_time(getpid()), keep}; }
 
-bool Owner::alive() const { return start_time(pid) == start; }
+bool Owner::alive() const { return start_time(pid) == start || is_locked(directory()); }
 
 std::string Owner::prefix() const {
   return fmt::format("paceline-{}{}-{}-", keep ? "keep-" : "", pid, start);
+}
+
+std::string Owner::lab_name() const { return prefix() + "lab"; }
+
+Result<Folder> Folder::make(const Owner& owner) {
+  // Under its own name only once it is locked: without a lock another lab would take it for a dead one's.
+  const auto path = owner.directory();
+  const auto fresh = fmt::format("{}/paceline-fresh-{}", temporary_directory(), owner.lab_name());
+  auto failed = [&](int why) {
+    std::error_code error;
+    fs::remove_all(fresh, error);
+    return Status(Code::kUnavailable, fmt::format("can't make {}: {}", path, std::strerror(why)));
+  };
+  if (mkdir(fresh.c_str(), 0700) != 0) return failed(errno);
+  Folder folder(open((fresh + kLock).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (folder.lock_ < 0 || flock(folder.lock_, LOCK_EX | LOCK_NB) != 0) return failed(errno);
+  if (rename(fresh.c_str(), path.c_str()) != 0) return failed(errno);
+  return folder;
+}
+
+Folder::Folder(Folder&& other) noexcept : lock_(std::exchange(other.lock_, -1)) {}
+
+Folder& Folder::operator=(Folder&& other) noexcept {
+  std::swap(lock_, other.lock_);
+  return *this;
+}
+
+Folder::~Folder() {
+  if (lock_ >= 0) close(lock_);
 }
 
 std::string Owner::directory() const {
@@ -125,7 +206,7 @@ void remove_lab(const Owner& owner) {
     if (stat(path.c_str(), &s) == 0 && s.st_dev == own.st_dev && s.st_ino != own.st_ino)
       inodes.insert(s.st_ino);
   }
-  for (int i = 0; i < 100 && !inodes.empty() && kill_inside(inodes); ++i) usleep(5000);
+  for (int i = 0; i < 100 && kill_all(inodes, owner.lab_name()); ++i) usleep(5000);
   for (const auto& path : paths) {
     umount2(path.c_str(), MNT_DETACH);
     unlink(path.c_str());
@@ -158,6 +239,11 @@ int remove_stale(bool kept_too) {
   return static_cast<int>(found.size());
 }
 
+void tell_janitor(int listener, JanitorWord word, pid_t group) {
+  const Message message{word, group};
+  [[maybe_unused]] auto written = write(listener, &message, sizeof message);
+}
+
 Result<Janitor> Janitor::start(const Owner& owner) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0)
@@ -168,16 +254,18 @@ Result<Janitor> Janitor::start(const Owner& owner) {
   if (pid == 0) {
     setsid();  // Ctrl-C reaches the lab, not its janitor
     for (int s : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) signal(s, SIG_IGN);
-    prctl(PR_SET_NAME, "lab-janitor");
+    prctl(PR_SET_NAME, kJanitorName);
     // The lab's output may be a pipe whose reader waits for its end: hold nothing but our own end.
     int null = open("/dev/null", O_RDWR);
     for (int fd = 0; fd < 3; ++fd) dup2(null, fd);
     dup2(ends[0], 3);
-    close_from(4);
-    char order = 0;
-    while (read(3, &order, 1) < 0 && errno == EINTR) {
+    cli::close_descriptors_from(4);
+    std::set<pid_t> groups;
+    auto last = JanitorWord::kStarted;
+    if (!listen_to_lab(3, groups, last)) {
+      for (auto group : groups) kill(-group, SIGKILL);
     }
-    if (order != 'k') remove_lab(owner);
+    if (last != JanitorWord::kKept) remove_lab(owner);
     _exit(0);
   }
   close(ends[0]);
@@ -198,8 +286,7 @@ Janitor& Janitor::operator=(Janitor&& other) noexcept {
 
 void Janitor::dismiss(bool keep) {
   if (pipe_ < 0) return;
-  char order = keep ? 'k' : 'd';
-  [[maybe_unused]] auto written = write(pipe_, &order, 1);
+  tell_janitor(pipe_, keep ? JanitorWord::kKept : JanitorWord::kRemoved);
   close(std::exchange(pipe_, -1));
   int status = 0;
   while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {

@@ -44,15 +44,26 @@ struct RankResult {
 };
 
 struct RunResult {
-  int exit_code = 0;       ///< the first failing rank's
-  int first_failed = -1;   ///< rank
+  int exit_code = 0;      ///< the first failing rank's; kOutputLost, 128 + SIGPIPE: see run_ranks()
+  int first_failed = -1;  ///< rank
   int interrupted_by = 0;  ///< signal
+  double seconds = 0;      ///< from the first start to the last end
   std::vector<RankResult> ranks;
 };
 
-/// `signal_fd`: a signalfd for SIGINT, SIGTERM and SIGHUP, which are blocked.
+struct RunOptions {
+  std::chrono::milliseconds grace{0};  ///< from the first failure to SIGTERM for the others
+  int signals = -1;  ///< a signalfd for those of SIGINT, SIGTERM and SIGHUP that are blocked
+  int janitor = -1;  ///< hears of each rank's process group (Janitor::listener()); -1: nobody does
+};
+
+/// All ranks ended well, but what they printed could not be written (disk full).
+inline constexpr int kOutputLost = 3;
+
+/// Returns when all ranks have ended, each with its whole process group, and their output has been taken by its reader
+/// (a signal that comes while the reader stalls gives the rest up). Where the reader has gone, the ranks are ended and
+/// the exit code is 128 + SIGPIPE, as of any command in a pipeline.
 Result<RunResult> run_ranks(const std::vector<RankSpec>& specs,
-                            const std::vector<std::string>& command,
-                            std::chrono::milliseconds grace, int signal_fd);
+                            const std::vector<std::string>& command, const RunOptions& options);
 
 }  // namespace paceline::lab

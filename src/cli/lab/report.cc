@@ -116,7 +116,9 @@ Status write_report(const Report& r, const std::string& path) {
     j["links"].push_back(link);
   }
   std::ofstream file(path);
-  file << j.dump(2) << "\n" << std::flush;
+  // An argument of the command may be anything, also no UTF-8: it is not worth the report.
+  constexpr auto kReplace = nlohmann::json::error_handler_t::replace;
+  file << j.dump(2, ' ', false, kReplace) << "\n" << std::flush;
   if (!file)
     return {Code::kResourceExhausted,
             fmt::format("can't write the report {}: {}", path, std::strerror(errno))};

@@ -5,11 +5,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-namespace paceline::lab {
+namespace paceline::cli {
 
 /// Closes every descriptor from `first` on. By the kernel's call where there is one (5.9; glibc wraps it since 2.34),
 /// else one by one. Safe between fork() and exec().
-inline void close_from(unsigned first) {
+inline void close_descriptors_from(unsigned first) {
 #ifndef SYS_close_range
 #define SYS_close_range 436
 #endif
@@ -19,4 +19,4 @@ inline void close_from(unsigned first) {
   for (unsigned fd = first; fd < limit.rlim_cur; ++fd) close(static_cast<int>(fd));
 }
 
-}  // namespace paceline::lab
+}  // namespace paceline::cli

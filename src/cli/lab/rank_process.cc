@@ -1,0 +1,136 @@
+#include "cli/lab/rank_process.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <string_view>
+
+#include "cli/lab/owner.h"
+
+namespace paceline::lab {
+namespace {
+
+/// What another launcher may have left here, and what would win over, or contradict, what the lab tells its ranks.
+bool is_foreign(std::string_view name) {
+  for (std::string_view one :
+       {"PACELINE_RANK", "PACELINE_SIZE", "PACELINE_LOCAL_RANK", "PACELINE_LOCAL_SIZE",
+        "PACELINE_RENDEZVOUS", "PACELINE_NODE_ID", "PACELINE_SECRET_FILE"}) {
+    if (name == one) return true;
+  }
+  return name.starts_with("TORCHELASTIC_");
+}
+
+std::vector<std::string> merged_environment(const std::map<std::string, std::string>& over) {
+  std::vector<std::string> merged;
+  for (char** e = environ; *e != nullptr; ++e) {
+    std::string entry(*e);
+    auto name = entry.substr(0, entry.find('='));
+    if (over.count(name) == 0 && !is_foreign(name)) merged.push_back(std::move(entry));
+  }
+  for (const auto& [name, value] : over) merged.push_back(fmt::format("{}={}", name, value));
+  return merged;
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> out;
+  out.reserve(texts.size() + 1);
+  for (const auto& t : texts) out.push_back(const_cast<char*>(t.c_str()));
+  out.push_back(nullptr);
+  return out;
+}
+
+/// What the child needs, all made before the fork.
+struct Start {
+  pid_t parent;
+  int janitor, holder, root;
+  const char* directory;
+  int out, err;
+  char** argv;
+  char** env;
+};
+
+/// Between fork and exec: system calls only, for other threads of the lab may hold locks.
+[[noreturn]] void become_rank(const Start& s) {
+  auto fail = [&](const char* what) {
+    const char* why = std::strerror(errno);  // of known errors: a read of a table
+    for (const char* part : {"lab: ", what, ": ", why, "\n"}) {
+      [[maybe_unused]] auto n = write(s.err, part, std::strlen(part));
+    }
+    _exit(127);
+  };
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != s.parent) _exit(127);
+  setpgid(0, 0);
+  if (s.janitor >= 0) tell_janitor(s.janitor, JanitorWord::kStarted, getpid());
+  if (s.holder >= 0) {
+    if (setns(s.holder, CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS) != 0)
+      fail("can't enter its node");
+    // Entering a mount namespace begins at its root, which lies above ours where the lab was started in a chroot.
+    if (s.root >= 0 && (fchdir(s.root) != 0 || chroot(".") != 0)) fail("can't enter its root");
+    if (chdir(s.directory) != 0) fail(s.directory);
+  }
+  int null = open("/dev/null", O_RDONLY);
+  dup2(null, 0);
+  dup2(s.out, 1);
+  dup2(s.err, 2);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  signal(SIGPIPE, SIG_DFL);  // the lab's own doing; the others are as its caller has them
+  execvpe(s.argv[0], s.argv, s.env);
+  fail(s.argv[0]);
+  _exit(127);
+}
+
+}  // namespace
+
+Result<RankProcess> start_rank(const RankSpec& spec, const std::vector<std::string>& command,
+                               int janitor) {
+  int out[2], err[2];
+  if (pipe2(out, O_CLOEXEC) != 0) {
+    return Status(Code::kResourceExhausted, "out of descriptors; raise ulimit -n");
+  }
+  if (pipe2(err, O_CLOEXEC) != 0) {
+    for (int fd : out) close(fd);
+    return Status(Code::kResourceExhausted, "out of descriptors; raise ulimit -n");
+  }
+  auto env_texts = merged_environment(spec.environment);
+  auto env = pointers(env_texts);
+  auto argv = pointers(command);
+  char directory[4096];
+  if (getcwd(directory, sizeof directory) == nullptr) std::strcpy(directory, "/");
+  int holder = -1;
+  int root = -1;
+  if (spec.holder >= 0) {
+    holder = static_cast<int>(syscall(SYS_pidfd_open, spec.holder, 0));
+    root =
+        open(fmt::format("/proc/{}/root", spec.holder).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+  }
+  const Start start{getpid(), janitor, holder,      root,      directory,
+                    out[1],   err[1],  argv.data(), env.data()};
+  pid_t pid = fork();
+  if (pid == 0) become_rank(start);
+  int failed = errno;
+  for (int fd : {holder, root, out[1], err[1]}) {
+    if (fd >= 0) close(fd);
+  }
+  if (pid < 0) {
+    close(out[0]);
+    close(err[0]);
+    return Status(Code::kResourceExhausted, fmt::format("fork: {}", std::strerror(failed)));
+  }
+  setpgid(pid, pid);
+  for (int fd : {out[0], err[0]}) fcntl(fd, F_SETFL, O_NONBLOCK);
+  int pid_fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  fcntl(pid_fd, F_SETFD, FD_CLOEXEC);
+  return RankProcess{.pid = pid, .pid_fd = pid_fd, .output = out[0], .error = err[0]};
+}
+
+}  // namespace paceline::lab

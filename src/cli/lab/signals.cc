@@ -1,0 +1,49 @@
+#include "cli/lab/signals.h"
+
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "cli/run_output.h"
+
+namespace paceline::lab {
+
+Signals::Signals() {
+  sigset_t heard;
+  sigemptyset(&heard);
+  for (int number : {SIGINT, SIGTERM, SIGHUP}) {
+    // Blocked, an ignored signal would be queued all the same, and end what its caller wants to outlive it.
+    struct sigaction now {};
+    bool is_ignored = sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+    if (!is_ignored) sigaddset(&heard, number);
+  }
+  sigprocmask(SIG_BLOCK, &heard, &before_);
+  signal(SIGPIPE, SIG_IGN);
+  fd_ = signalfd(-1, &heard, SFD_CLOEXEC);
+}
+
+Signals::~Signals() {
+  close(fd_);
+  sigprocmask(SIG_SETMASK, &before_, nullptr);
+}
+
+bool Signals::pending() const {
+  pollfd p{fd_, POLLIN, 0};
+  return poll(&p, 1, 0) > 0;
+}
+
+int Signals::exit_code() const {
+  signalfd_siginfo info{};
+  return read(fd_, &info, sizeof info) == sizeof info ? 128 + static_cast<int>(info.ssi_signo) : 1;
+}
+
+void tell(const Signals& signals, const std::string& text) {
+  cli::Outlet outlet(STDERR_FILENO);
+  outlet.put(text);
+  for (outlet.write_some(); !outlet.is_empty() && !signals.pending(); outlet.write_some()) {
+    pollfd waiting[] = {{STDERR_FILENO, POLLOUT, 0}, {signals.fd(), POLLIN, 0}};
+    poll(waiting, 2, -1);
+  }
+}
+
+}  // namespace paceline::lab

@@ -1,0 +1,53 @@
+"""The tree's Python environment, as ./dev makes it (tools/dev/common.sh)."""
+
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+COMMON = Path(__file__).resolve().parents[2] / "tools" / "dev" / "common.sh"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A source tree, and a cache that holds its packages: nothing is downloaded."""
+    tree = tmp_path / "tree"
+    (tree / "requirements").mkdir(parents=True)
+    (tree / "requirements" / "main.txt").write_text("")
+    (tree / "python" / "probe").mkdir(parents=True)
+    (tree / "python" / "probe" / "__init__.py").touch()
+    base = tmp_path / "cache" / f"venv-main-{hashlib.sha256(b'').hexdigest()[:16]}"
+    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", base], check=True, timeout=60)
+    (base / "complete").touch()
+    (base / "bin" / "tool").write_text("#!/usr/bin/env python3\nimport probe\nprint(probe.__file__)\n")
+    (base / "bin" / "tool").chmod(0o755)
+    return tree
+
+
+def set_up(tree):
+    """Returns when the environment was made."""
+    script = f'PACELINE_CACHE="{tree.parent}/cache"; . "{COMMON}"; setup_python main'
+    subprocess.run(["bash", "-euc", script], cwd=tree, check=True, timeout=60)
+    return (tree / ".venv" / "base").stat().st_mtime_ns
+
+
+def module_of(command):
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+@pytest.mark.parametrize("relocate", [lambda a, b: shutil.copytree(a, b, symlinks=True), shutil.move])
+def test_a_tree_that_was_copied_or_moved_uses_its_own_python(tree, relocate):
+    set_up(tree)
+    other = tree.parent / "other"
+    relocate(tree, other)
+    set_up(other)
+    own = str(other / "python" / "probe" / "__init__.py")
+    assert module_of([other / ".venv/bin/python3", "-c", "import probe; print(probe.__file__)"]) == own
+    assert module_of([other / ".venv/bin/tool"]) == own
+
+
+def test_an_environment_that_fits_stays(tree):
+    assert set_up(tree) == set_up(tree)
+    assert module_of([tree / ".venv/bin/tool"]) == str(tree / "python" / "probe" / "__init__.py")
