@@ -211,6 +211,25 @@ def gradient_in_eager_code_and_functions():
 
 
 @case
+def gradient_of_a_tape_inside_a_function():
+    """The loss has a second way to x, which alone would give a gradient without an error."""
+    everyone = inputs((9,), "float64", 14)
+    weights = inputs((9,), "float64", 15)
+
+    def slope(x, op, name):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = pl.allreduce(x, op=op, name=name)
+            loss = tf.reduce_sum(y * tf.constant(weights[pl.rank()])) + tf.reduce_sum(x)
+        return tape.gradient(loss, x)
+
+    for op, expected in [(pl.Sum, weights.sum(0)), (pl.Average, weights.mean(0))]:
+        for how in (slope, tf.function(slope)):
+            got = how(tf.constant(everyone[pl.rank()]), op, f"inner gradient.{op}.{type(how).__name__}")
+            np.testing.assert_allclose(got.numpy(), expected + 1, rtol=1e-12)
+
+
+@case
 def gradient_of_max_is_a_clear_error():
     x = tf.Variable([1.0, 2.0])
     with tf.GradientTape() as tape:

@@ -98,7 +98,12 @@ def _eager(tensor, op, name):
 
 
 def _graph(tensor, op, name):
-    return op_def_library.apply_op(_OP, tensor=tensor, tensor_name=name, reduce_op=op)
+    """As TensorFlow's generated wrappers do: a tape inside the function learns of the operation only when it is told."""
+    _, _, node, outputs = op_def_library._apply_op_helper(_OP, tensor=tensor, tensor_name=name, reduce_op=op)
+    if execute.must_record_gradient():
+        attributes = ("T", node._get_attr_type("T"), "tensor_name", name, "reduce_op", op)
+        execute.record_gradient(_OP, node.inputs, attributes, outputs)
+    return outputs[0]
 
 
 @tf.RegisterGradient(_OP)
