@@ -365,10 +365,52 @@ def a_killed_rank_is_named():
     assert time.monotonic() - before < 20
 
 
+@case
+def left_out_by_one_rank():
+    """What one rank never reaches ends after PACELINE_TIMEOUT by its name, in eager code and in a function."""
+    for lonely, how in enumerate((pl.allreduce, tf.function(lambda x, name: pl.allreduce(x, name=name)))):
+        name = f"left out by all but {lonely}"
+        if pl.rank() == lonely:
+            try:
+                how(tf.ones([4]), name=name)
+            except tf.errors.DeadlineExceededError as error:
+                for text in (name, f"rank {1 - lonely}", "PACELINE_TIMEOUT"):
+                    assert text in str(error), error
+            else:
+                raise AssertionError("no error")
+        meet(name)
+    np.testing.assert_allclose(pl.allreduce(tf.ones([4]), op=pl.Sum, name="after").numpy(), np.full(4, pl.size()))
+
+
+@case
+def left_by_one_rank():
+    """A rank without a batch left shuts down: what waits for it ends at once, by its name, and so does what comes."""
+    leaver = pl.size() - 1
+    if pl.rank() == leaver:
+        pl.shutdown()
+        return
+    for name in ("last batch", "one more"):
+        try:
+            pl.allreduce(tf.ones([4]), name=name)
+        except tf.errors.UnavailableError as error:
+            assert name in str(error) and f"rank {leaver} has shut down" in str(error), error
+        else:
+            raise AssertionError("no error")
+
+
+def meet(name):
+    """Waits for the other ranks without Paceline."""
+    store = Store(sys.argv[1])
+    store.put(f"{name}.{pl.rank()}", b"")
+    while any(store.get(f"{name}.{rank}") is None for rank in range(pl.size())):
+        time.sleep(0.01)
+
+
 def start(generation):
     directory, rank, size = Path(sys.argv[1]) / generation, int(sys.argv[2]), int(sys.argv[3])
     directory.mkdir(exist_ok=True)
-    pl.init(rank=rank, size=size, store=Store(directory), timeout=60)
+    timeout = 0 if "PACELINE_TIMEOUT" in os.environ else 60
+    pl.init(rank=rank, size=size, store=Store(directory), timeout=timeout)
 
 
 def main():

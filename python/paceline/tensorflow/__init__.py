@@ -18,7 +18,7 @@ from paceline.communicator import MAX as Max
 from paceline.communicator import MIN as Min
 from paceline.communicator import PRODUCT as Product
 from paceline.communicator import SUM as Sum
-from paceline.communicator import Communicator
+from paceline.communicator import Communicator, setting
 from paceline.errors import InvalidArgumentError, PacelineError, UnsupportedError
 from paceline.tensorflow import _operation
 
@@ -63,7 +63,7 @@ def init(rank=-1, size=-1, store=None, timeout=0.0):
             rank=rank, size=size, store=store, prefix="tensorflow", face=_state.face, timeout=timeout
         )
         try:
-            _operation.attach(communicator)
+            _operation.attach(communicator, timeout or float(setting("timeout", _state.face)))
         except PacelineError:
             communicator.close()
             raise

@@ -3,7 +3,7 @@
 import ctypes
 import os
 import threading
-from ctypes import c_char_p, c_int, c_void_p
+from ctypes import c_char_p, c_double, c_int, c_void_p
 
 import tensorflow as tf
 from tensorflow.python.eager import context, execute
@@ -46,7 +46,7 @@ def _open():
             library.paceline_tensorflow_register.restype = c_char_p
             library.paceline_tensorflow_error.restype = c_char_p
             library.paceline_tensorflow_attach.restype = c_int
-            library.paceline_tensorflow_attach.argtypes = [c_void_p]
+            library.paceline_tensorflow_attach.argtypes = [c_void_p, c_double]
             library.paceline_tensorflow_detach.restype = None
             _loaded = library
         return _loaded
@@ -59,9 +59,10 @@ def register():
         raise UnsupportedError(f"TensorFlow {tf.__version__}: {failure.decode()}")
 
 
-def attach(communicator):
+def attach(communicator, timeout):
+    """timeout: seconds that an all-reduce waits for ranks that have not reached it."""
     library = _open()
-    code = library.paceline_tensorflow_attach(communicator._handle)
+    code = library.paceline_tensorflow_attach(communicator._handle, timeout)
     if code:
         raise from_code(code, library.paceline_tensorflow_error().decode())
 
