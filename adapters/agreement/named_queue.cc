@@ -26,6 +26,10 @@ constexpr double kPatience = 1e9;
 constexpr double kGrace = 10;
 constexpr int kBatch = 64;
 
+/// comm.h's codecs.
+constexpr int32_t kExact = 0;
+constexpr int32_t kSettings = -1;
+
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -203,7 +207,7 @@ void NamedQueue::run(const std::string& name, const Outcome& refusal) {
   args.dtype = request.dtype;
   args.reduce_op = request.reduce_op;
   args.group = data_;
-  args.codec = -1;
+  args.codec = codec_keeps_residuals && !request.one_parameter ? kExact : kSettings;
   args.fp16_values = -1;
   args.input = request.input;
   args.output = request.output;

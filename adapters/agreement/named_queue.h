@@ -56,6 +56,8 @@ struct Request {
   const void* input = nullptr;
   void* output = nullptr;
   uint64_t count = 0;
+  bool one_parameter =
+      true;  ///< false: the name is no parameter's, so no residual may be kept by it
   std::function<void(const Outcome&)> done;
   double since = 0;  ///< the queue's own: seconds, when it was enqueued
 };
@@ -75,6 +77,8 @@ class NamedQueue {
   std::vector<std::string> waiting();
 
   double close_timeout_s = 10;
+  /// The settings' codec keeps residuals by name: requests that are not one parameter's travel exactly.
+  bool codec_keeps_residuals = false;
 
  private:
   struct Peer;

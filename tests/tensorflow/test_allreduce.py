@@ -17,16 +17,17 @@ SECONDS = 240
 DEADLY = "a_killed_rank_is_named"
 LEFT_OUT = "left_out_by_one_rank"
 LEFT = "left_by_one_rank"
+TOPK = "unnamed_operations_keep_no_residual"
 
 
 def names():
     """The cases that share a run; the others end their job, or want settings of their own."""
     tree = ast.parse(RANKS.read_text())
     cases = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.decorator_list]
-    return [name for name in cases if name not in (DEADLY, LEFT_OUT, LEFT)]
+    return [name for name in cases if name not in (DEADLY, LEFT_OUT, LEFT, TOPK)]
 
 
-def run_ranks(directory, size, cases, **settings):
+def run_ranks(directory, size, cases, nodes=False, **settings):
     environment = dict(os.environ, **settings)
     environment["PYTHONPATH"] = str(HERE.parents[1] / "python") + os.pathsep + environment.get("PYTHONPATH", "")
     environment["PACELINE_QUIET"] = "1"
@@ -34,7 +35,8 @@ def run_ranks(directory, size, cases, **settings):
     ranks = [
         subprocess.Popen(
             [sys.executable, str(RANKS), str(directory), str(rank), str(size), *cases],
-            env=environment,
+            # Nodes of their own when the ranks are to use what lies between nodes.
+            env=environment | ({"PACELINE_NODE_ID": f"node{rank}"} if nodes else {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -99,3 +101,7 @@ def test_left_out_by_one_rank(tmp_path):
 
 def test_left_by_one_rank(tmp_path):
     check(run_ranks(tmp_path, 2, ["eager_operations", LEFT], PACELINE_TIMEOUT="100"), [LEFT])
+
+
+def test_unnamed_operations_under_topk(tmp_path):
+    check(run_ranks(tmp_path, 2, [TOPK], nodes=True, PACELINE_CODEC="topk"), [TOPK])

@@ -63,7 +63,8 @@ def init(rank=-1, size=-1, store=None, timeout=0.0):
             rank=rank, size=size, store=store, prefix="tensorflow", face=_state.face, timeout=timeout
         )
         try:
-            _operation.attach(communicator, timeout or float(setting("timeout", _state.face)))
+            seconds = timeout or float(setting("timeout", _state.face))
+            _operation.attach(communicator, seconds, keeps_residuals=setting("codec", _state.face) == "topk")
         except PacelineError:
             communicator.close()
             raise
