@@ -244,7 +244,8 @@ def gradient_of_max_is_a_clear_error():
 
 def late(x):
     """x, ready a while later."""
-    with tf.control_dependencies([tf.linalg.matmul(tf.ones([300, 300]), tf.ones([300, 300]))]):
+    square = tf.fill([300, 300], tf.reduce_sum(x))  # of x, so that it is no constant
+    with tf.control_dependencies([tf.linalg.matmul(square, square)]):
         return tf.identity(x)
 
 
@@ -332,9 +333,13 @@ def two_gradients_through_one_operation():
 def loops_match_their_iterations():
     """map_fn runs iterations at once, in any order; one loop in another runs them again and again."""
 
+    def element(number, x):
+        x = tf.cond(tf.equal(number % 2, pl.rank()), lambda: late(x), lambda: x)
+        return pl.allreduce(x, op=pl.Sum, name="element")
+
     @tf.function
     def mapped(x):
-        return tf.map_fn(lambda e: pl.allreduce(e, op=pl.Sum, name="element"), x)
+        return tf.map_fn(lambda pair: element(*pair), (tf.range(20), x), fn_output_signature=tf.float64)
 
     @tf.function
     def nested(x):
