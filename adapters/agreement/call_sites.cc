@@ -60,8 +60,10 @@ CallSites::Run CallSites::begin(CallSite& site, int64_t step, uint64_t frame, in
     if (paths.size() > 1 && !site.path.empty()) {
       run.is_one = false;
       run.name += fmt::format("@{}", site.path);
-      run.note =
-          fmt::format(", one of {} calls of its function ({:016x})", paths.size(), hash(paths));
+      run.note = fmt::format(
+          ", one of {} calls of its function (graph {:016x}; where ranks build different graphs, "
+          "pass each call a name)",
+          paths.size(), hash(paths));
     }
     auto& last = last_[run.name];
     if (last.site != nullptr && last.site != &site && last.step == step) {
