@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
@@ -18,11 +19,30 @@ enum Kind : uint8_t { kReport = 1, kOrder = 2, kBye = 3, kClose = 4 };
 constexpr uint32_t kTag = 1;
 constexpr std::size_t kTextLimit = 4096;
 constexpr uint64_t kMessageLimit = 64 * 1024 * 1024;
-/// Control messages wait as long as the job computes; the job's deadlines are those of its collectives.
+/// Control messages wait as long as the job computes: the deadlines are those of the operations that they speak of.
 constexpr double kPatience = 1e9;
+/// Rank 0 answers every report within the time-out. A rank that has waited for twice that, and this many seconds more
+/// for messages under way, is not answered at all.
+constexpr double kGrace = 10;
 constexpr int kBatch = 64;
 
+/// comm.h's codecs.
+constexpr int32_t kExact = 0;
+constexpr int32_t kSettings = -1;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace
+
+/// One line of the conversation; what a kind does not use is empty.
+struct NamedQueue::Item {
+  uint8_t kind = 0;
+  int32_t code = PACELINE_OK;  ///< kOrder: why it is refused
+  std::string name;
+  std::string text;  ///< kReport: the signature; kOrder: the refusal
+};
 
 /// The conversation with one rank. A message is its length (8 bytes), then its items.
 struct NamedQueue::Peer {
@@ -37,10 +57,15 @@ struct NamedQueue::Peer {
   std::vector<std::byte> incoming;
 };
 
-NamedQueue::NamedQueue(paceline_comm* comm, const paceline_identity& identity)
-    : comm_(comm), rank_(identity.rank), size_(identity.size), table_(identity.size) {}
+NamedQueue::NamedQueue(paceline_comm* comm, const paceline_identity& identity, double timeout_s)
+    : comm_(comm),
+      rank_(identity.rank),
+      size_(identity.size),
+      timeout_s_(timeout_s),
+      table_(identity.size) {}
 
-std::unique_ptr<NamedQueue> NamedQueue::create(paceline_comm* comm, Outcome& error) {
+std::unique_ptr<NamedQueue> NamedQueue::create(paceline_comm* comm, double timeout_s,
+                                               Outcome& error) {
   paceline_identity identity{};
   identity.struct_size = sizeof(identity);
   error.code = paceline_comm_identity(comm, &identity);
@@ -48,7 +73,7 @@ std::unique_ptr<NamedQueue> NamedQueue::create(paceline_comm* comm, Outcome& err
     error.text = paceline_error(comm);
     return nullptr;
   }
-  std::unique_ptr<NamedQueue> queue(new NamedQueue(comm, identity));
+  std::unique_ptr<NamedQueue> queue(new NamedQueue(comm, identity, timeout_s));
   error = queue->make_groups();
   if (error.code != PACELINE_OK) {
     queue->closed_ = true;
@@ -84,9 +109,9 @@ NamedQueue::~NamedQueue() {
     closing_ = true;
     if (!closed_ && failed_.code == PACELINE_OK) {
       if (rank_ == 0) {
-        note_bye();
+        note_bye(0);
       } else {
-        post_text(*peers_[0], kBye, {}, {});
+        post(*peers_[0], {kBye, PACELINE_OK, {}, {}});
       }
     }
     closed_changed_.wait_for(lock, std::chrono::duration<double>(close_timeout_s),
@@ -119,6 +144,7 @@ void NamedQueue::enqueue(Request request) {
            {PACELINE_INVALID_ARGUMENT, "the operation's name is longer than 4,096 bytes"});
     return run_callbacks(lock);
   }
+  request.since = now();
   pending_[name].push_back(std::move(request));
   report(name, signature);
   run_callbacks(lock);
@@ -132,17 +158,41 @@ std::vector<std::string> NamedQueue::waiting() {
 // ---- decisions (all under the lock)
 
 void NamedQueue::report(const std::string& name, const std::string& signature) {
-  if (rank_ != 0) return post_text(*peers_[0], kReport, name, signature);
-  if (auto decision = table_.ready(0, name, signature)) decide(*decision);
+  if (rank_ != 0) return post(*peers_[0], {kReport, PACELINE_OK, name, signature});
+  if (auto decision = table_.ready(0, name, signature, now())) decide(*decision);
 }
 
 void NamedQueue::decide(const Table::Decision& decision) {
-  for (auto& peer : peers_) post_text(*peer, kOrder, decision.name, decision.refusal);
-  run(decision.name, decision.refusal);
+  const auto& ranks = decision.ranks;
+  auto concerns = [&ranks](int32_t rank) {
+    return ranks.empty() || std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  };
+  for (auto& peer : peers_) {
+    if (concerns(peer->rank)) post(*peer, {kOrder, decision.code, decision.name, decision.refusal});
+  }
+  if (concerns(0))
+    run(decision.name, {static_cast<paceline_code>(decision.code), decision.refusal});
 }
 
-/// Submits the oldest request of that name. All ranks come here in the same order.
-void NamedQueue::run(const std::string& name, const std::string& refusal) {
+/// Rank 0 gives up what has waited too long; the others only notice when rank 0 does not do so.
+void NamedQueue::check_deadlines() {
+  if (failed_.code != PACELINE_OK) return;
+  if (rank_ == 0) {
+    for (const auto& decision : table_.expire(now(), timeout_s_)) decide(decision);
+    return;
+  }
+  const double limit = 2 * timeout_s_ + kGrace;
+  for (const auto& [name, requests] : pending_) {
+    if (now() - requests.front().since < limit) continue;
+    return fail_all(
+        {PACELINE_TIMEOUT, fmt::format("all-reduce '{}' timed out after {:.4g} s: rank 0, which "
+                                       "orders the operations, does not answer",
+                                       name, limit)});
+  }
+}
+
+/// Ends the oldest request of that name, or submits it. All ranks come here in the same order.
+void NamedQueue::run(const std::string& name, const Outcome& refusal) {
   auto found = pending_.find(name);
   if (found == pending_.end()) {
     return fail_all(
@@ -151,13 +201,13 @@ void NamedQueue::run(const std::string& name, const std::string& refusal) {
   Request request = std::move(found->second.front());
   found->second.pop_front();
   if (found->second.empty()) pending_.erase(found);
-  if (!refusal.empty()) return finish(std::move(request), {PACELINE_MISMATCH, refusal});
+  if (refusal.code != PACELINE_OK) return finish(std::move(request), refusal);
   paceline_op_args args{};
   args.struct_size = sizeof(args);
   args.dtype = request.dtype;
   args.reduce_op = request.reduce_op;
   args.group = data_;
-  args.codec = -1;
+  args.codec = codec_keeps_residuals && !request.one_parameter ? kExact : kSettings;
   args.fp16_values = -1;
   args.input = request.input;
   args.output = request.output;
@@ -190,9 +240,10 @@ void NamedQueue::run_callbacks(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-void NamedQueue::note_bye() {
+void NamedQueue::note_bye(int32_t rank) {
+  for (const auto& decision : table_.leave(rank)) decide(decision);
   if (++byes_ < size_) return;
-  for (auto& peer : peers_) post_text(*peer, kClose, {}, {});
+  for (auto& peer : peers_) post(*peer, {kClose, PACELINE_OK, {}, {}});
   closed_ = true;
   closed_changed_.notify_all();
 }
@@ -212,10 +263,11 @@ void NamedQueue::fail_pending(const Outcome& why) {
 
 // ---- control messages (all under the lock)
 
-void NamedQueue::post_text(Peer& peer, uint8_t kind, const std::string& a, const std::string& b) {
-  peer.outbox.put(kind);
-  peer.outbox.put_string(a);
-  peer.outbox.put_string(b);
+void NamedQueue::post(Peer& peer, const Item& item) {
+  peer.outbox.put(item.kind);
+  peer.outbox.put(item.code);
+  peer.outbox.put_string(item.name);
+  peer.outbox.put_string(item.text);
   flush(peer);
 }
 
@@ -266,29 +318,31 @@ void NamedQueue::listen_body(Peer& peer) {
 bool NamedQueue::take(Peer& peer, std::span<const std::byte> message) {
   ByteReader in(message);
   while (in.ok() && in.remaining() > 0) {
-    const auto kind = in.get<uint8_t>();
-    const auto a = in.get_string(2 * kTextLimit);
-    const auto b = in.get_string(4 * kTextLimit);
-    if (!in.ok() || !take_item(peer, kind, a, b)) return false;
+    Item item;
+    item.kind = in.get<uint8_t>();
+    item.code = in.get<int32_t>();
+    item.name = in.get_string(2 * kTextLimit);
+    item.text = in.get_string(4 * kTextLimit);
+    if (!in.ok() || !take_item(peer, item)) return false;
   }
   return in.ok();
 }
 
-bool NamedQueue::take_item(Peer& peer, uint8_t kind, const std::string& a, const std::string& b) {
-  if (rank_ == 0 && kind == kReport) {
-    if (auto decision = table_.ready(peer.rank, a, b)) decide(*decision);
+bool NamedQueue::take_item(Peer& peer, const Item& item) {
+  if (rank_ == 0 && item.kind == kReport) {
+    if (auto decision = table_.ready(peer.rank, item.name, item.text, now())) decide(*decision);
     return true;
   }
-  if (rank_ == 0 && kind == kBye) {
+  if (rank_ == 0 && item.kind == kBye) {
     peer.silent = true;
-    note_bye();
+    note_bye(peer.rank);
     return true;
   }
-  if (rank_ != 0 && kind == kOrder) {
-    run(a, b);
+  if (rank_ != 0 && item.kind == kOrder) {
+    run(item.name, {static_cast<paceline_code>(item.code), item.text});
     return true;
   }
-  if (rank_ != 0 && kind == kClose) {
+  if (rank_ != 0 && item.kind == kClose) {
     closed_ = true;
     closed_changed_.notify_all();
     return true;
@@ -349,6 +403,7 @@ void NamedQueue::serve() {
       if (!found.empty()) found.mapped()(outcome);
     }
     if (count < 0) fail_all({PACELINE_ABORTED, "the communicator is being destroyed"});
+    check_deadlines();
     run_callbacks(lock);
     // Lent buffers stay with the engine until their operation has ended; goodbyes want to leave.
     bool sending = false;

@@ -6,12 +6,16 @@
 // blocks a thread for it: an operation's callback runs when it has ended.
 //
 //   rank r ──▶ rank 0   Report: (name, signature) …        what became ready on r
-//   rank 0 ──▶ rank r   Order: (name, refusal or empty) …  run these, in this order
+//   rank 0 ──▶ rank r   Order: (name, code, refusal) …     run these, in this order, or fail them
 //   rank r ──▶ rank 0   Bye                                 r will report nothing more
 //   rank 0 ──▶ rank r   Close                               every rank said Bye
 // A signature describes what the ranks must agree on ("sum float32 [2, 3]"). Where they differ, the operation
 // fails on all ranks with a sentence that holds both, and the others go on. A name may be enqueued again while
 // it is pending: the k-th on one rank belongs to the k-th on the others.
+//
+// Nothing waits for ever: what is not ready on all ranks within the time-out fails on those where it is, by the name
+// of the ranks that are missing, and at once when one of these has said Bye. Rank 0 decides this too, so that no rank
+// runs what another has given up.
 //
 // It stands above comm.h and not in src/engine, since it needs nothing that the C ABI does not give: control
 // messages are paceline_send and paceline_receive in a group of their own, data another group.
@@ -23,10 +27,8 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -34,6 +36,7 @@
 #include <vector>
 
 #include "paceline/comm.h"
+#include "table.h"
 
 namespace paceline::agreement {
 
@@ -53,36 +56,17 @@ struct Request {
   const void* input = nullptr;
   void* output = nullptr;
   uint64_t count = 0;
+  bool one_parameter =
+      true;  ///< false: the name is no parameter's, so no residual may be kept by it
   std::function<void(const Outcome&)> done;
-};
-
-/// Rank 0's table: which names are ready where. Pure; deterministic in the order of its calls.
-class Table {
- public:
-  struct Decision {
-    std::string name;
-    std::string refusal;  ///< empty: run it
-  };
-  explicit Table(int32_t size) : size_(size) {}
-  /// Rank `rank` is ready for `name`. The decision, when it was the last one.
-  std::optional<Decision> ready(int32_t rank, const std::string& name,
-                                const std::string& signature);
-  /// Names that wait, with the ranks that have not come: "grad/3 (rank 1, rank 2)".
-  [[nodiscard]] std::vector<std::string> waiting() const;
-
- private:
-  struct Entry {
-    std::vector<std::deque<std::string>> signatures;  ///< by rank
-    int32_t present = 0;                              ///< ranks with at least one
-  };
-  int32_t size_;
-  std::unordered_map<std::string, Entry> entries_;
+  double since = 0;  ///< the queue's own: seconds, when it was enqueued
 };
 
 class NamedQueue {
  public:
-  /// All ranks create their queue at the same point of their program. Error: the text of the failure.
-  static std::unique_ptr<NamedQueue> create(paceline_comm* comm, Outcome& error);
+  /// All ranks create their queue at the same point of their program. `timeout_s`: how long an operation may wait for
+  /// ranks that have not reached it; rank 0's counts. Error: the text of the failure.
+  static std::unique_ptr<NamedQueue> create(paceline_comm* comm, double timeout_s, Outcome& error);
   /// Waits (at most `close_timeout_s`) until all ranks close theirs; what is pending then fails.
   ~NamedQueue();
   NamedQueue(const NamedQueue&) = delete;
@@ -93,26 +77,29 @@ class NamedQueue {
   std::vector<std::string> waiting();
 
   double close_timeout_s = 10;
+  /// The settings' codec keeps residuals by name: requests that are not one parameter's travel exactly.
+  bool codec_keeps_residuals = false;
 
  private:
   struct Peer;
+  struct Item;
   using Handler = std::function<void(const Outcome&)>;
 
-  NamedQueue(paceline_comm* comm, const paceline_identity& identity);
+  NamedQueue(paceline_comm* comm, const paceline_identity& identity, double timeout_s);
   Outcome make_groups();
   void serve();
   void track(paceline_op op, Handler handler);
   void report(const std::string& name, const std::string& signature);
   void decide(const Table::Decision& decision);
-  void run(const std::string& name, const std::string& refusal);
-  void post_text(Peer& peer, uint8_t kind, const std::string& a, const std::string& b);
+  void check_deadlines();
+  void run(const std::string& name, const Outcome& refusal);
+  void post(Peer& peer, const Item& item);
   void flush(Peer& peer);
-  void send_next(Peer& peer);
   void listen(Peer& peer);
   void listen_body(Peer& peer);
   bool take(Peer& peer, std::span<const std::byte> message);
-  bool take_item(Peer& peer, uint8_t kind, const std::string& a, const std::string& b);
-  void note_bye();
+  bool take_item(Peer& peer, const Item& item);
+  void note_bye(int32_t rank);
   void fail_all(const Outcome& why);
   void fail_pending(const Outcome& why);
   paceline_code transfer(Peer& peer, bool sending, void* data, uint64_t bytes, Handler handler);
@@ -122,6 +109,7 @@ class NamedQueue {
   paceline_comm* comm_;
   int32_t rank_;
   int32_t size_;
+  double timeout_s_;
   uint32_t control_ = 0;
   uint32_t data_ = 0;
 

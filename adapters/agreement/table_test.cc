@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-#include "named_queue.h"
+#include "table.h"
 
 namespace paceline::agreement {
 namespace {
@@ -71,6 +71,64 @@ TEST(Table, SaysWhoIsMissing) {
   (void)table.ready(0, "a", "x");
   (void)table.ready(1, "a", "x");
   EXPECT_EQ(table.waiting(), (std::vector<std::string>{"a (rank 2)", "b (rank 0, rank 2)"}));
+}
+
+TEST(Table, GivesUpAfterTheTimeoutAndNamesTheMissing) {
+  Table table(3);
+  (void)table.ready(0, "w", "x", 10);
+  (void)table.ready(2, "w", "x", 11);
+  (void)table.ready(0, "v", "x", 12);
+  EXPECT_TRUE(table.expire(14.9, 5).empty());
+  auto decisions = table.expire(15, 5);
+  ASSERT_EQ(decisions.size(), 1U);
+  EXPECT_EQ(decisions[0].name, "w");
+  EXPECT_EQ(decisions[0].code, PACELINE_TIMEOUT);
+  EXPECT_EQ(decisions[0].ranks, (std::vector<int32_t>{0, 2}));
+  EXPECT_NE(decisions[0].refusal.find("all-reduce 'w' timed out after 5 s: rank 1 has not reached"),
+            std::string::npos)
+      << decisions[0].refusal;
+  EXPECT_NE(decisions[0].refusal.find("PACELINE_TIMEOUT"), std::string::npos);
+  EXPECT_EQ(table.waiting(), (std::vector<std::string>{"v (rank 1, rank 2)"}));
+}
+
+TEST(Table, ALateRankIsRefusedAndMeetsTheNextRoundNotBefore) {
+  Table table(2);
+  (void)table.ready(0, "w", "x", 0);
+  (void)table.ready(0, "w", "x", 1);
+  ASSERT_EQ(table.expire(5, 5).size(), 1U);  // the first; the second has a second left
+  EXPECT_EQ(table.waiting(), (std::vector<std::string>{"w (rank 1)"}));
+  auto late = table.ready(1, "w", "x", 5.5);
+  ASSERT_TRUE(late.has_value());
+  EXPECT_EQ(late->code, PACELINE_TIMEOUT);
+  EXPECT_EQ(late->ranks, (std::vector<int32_t>{1}));
+  EXPECT_NE(late->refusal.find("too late on rank 1"), std::string::npos) << late->refusal;
+  auto second = table.ready(1, "w", "x", 5.6);
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ(second->code, PACELINE_OK);
+  EXPECT_TRUE(second->ranks.empty());
+  EXPECT_TRUE(table.expire(1e9, 5).empty());
+}
+
+TEST(Table, WhoLeavesIsNotWaitedForThenOrLater) {
+  Table table(3);
+  (void)table.ready(0, "w", "x");
+  (void)table.ready(1, "own", "x");
+  auto decisions = table.leave(1);
+  ASSERT_EQ(decisions.size(), 1U);
+  EXPECT_EQ(decisions[0].name, "w");
+  EXPECT_EQ(decisions[0].code, PACELINE_UNAVAILABLE);
+  EXPECT_EQ(decisions[0].ranks, (std::vector<int32_t>{0}));
+  EXPECT_NE(decisions[0].refusal.find("rank 1 has shut down"), std::string::npos);
+  auto later = table.ready(2, "w", "x");
+  ASSERT_TRUE(later.has_value());
+  EXPECT_EQ(later->ranks, (std::vector<int32_t>{2}));
+  EXPECT_EQ(later->code, PACELINE_UNAVAILABLE);
+  // What it had reported before still runs.
+  (void)table.ready(0, "own", "x");
+  auto own = table.ready(2, "own", "x");
+  ASSERT_TRUE(own.has_value());
+  EXPECT_EQ(own->code, PACELINE_OK);
+  EXPECT_TRUE(table.waiting().empty());
 }
 
 }  // namespace

@@ -25,17 +25,20 @@ std::shared_ptr<agreement::NamedQueue> queue() {
 
 extern "C" {
 
-/// From now on the kernels run on `comm`, which is theirs alone. All ranks call it. 0, or comm.h's code.
-PACELINE_API int paceline_tensorflow_attach(paceline_comm* comm) {
+/// From now on the kernels run on `comm`, which is theirs alone. All ranks call it. `timeout_s`: how long an all-reduce
+/// waits for ranks that have not reached it. `keeps_residuals`: 1 when the settings' codec does. 0, or comm.h's code.
+PACELINE_API int paceline_tensorflow_attach(paceline_comm* comm, double timeout_s,
+                                            int keeps_residuals) {
   using namespace paceline;
   if (tensorflow::queue() != nullptr) {
     tensorflow::last_error = "there is a communicator already: shut it down first";
     return PACELINE_INVALID_ARGUMENT;
   }
   agreement::Outcome error;
-  auto made = agreement::NamedQueue::create(comm, error);
+  auto made = agreement::NamedQueue::create(comm, timeout_s, error);
   tensorflow::last_error = error.text;
   if (made == nullptr) return error.code;
+  made->codec_keeps_residuals = keeps_residuals != 0;
   std::lock_guard lock(tensorflow::mutex);
   tensorflow::current() = std::move(made);
   return PACELINE_OK;

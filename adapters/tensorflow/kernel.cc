@@ -2,7 +2,9 @@
 //
 // It is never declared stateful: SetIsStateful(builder, false) sets the flag all the same, and a tf.function then runs
 // its stateful operations one after the other. What keeps two call sites with equal inputs apart is their
-// `tensor_name`, which is also the name that ranks agree by. "Queue" in its name tells TensorFlow's graph optimizer
+// `tensor_name`, which is also the name that ranks agree by; call_sites.h says what becomes of it where a function or a
+// loop has one node for many operations. A function that is never inlined (tf.function's attribute _noinline) has no
+// path; of its calls only those are told apart, and refused, that are under way at once. "Queue" in its name tells TensorFlow's graph optimizer
 // that it has an effect (its IsFreeOfSideEffect looks for that word): otherwise it would fold an all-reduce of a
 // constant into a constant, on the ranks where the input happens to be one. The executor's own constant folding
 // knows no such word; it runs the kernel under a step id of its own, and gives up when the kernel fails.
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "attach.h"
+#include "call_sites.h"
 #include "done.h"
 #include "tf_api.h"
 
@@ -69,14 +72,21 @@ using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
 
 /// What a node of the graph fixes.
 struct Kernel {
-  std::string name;
+  agreement::CallSite site;
   int32_t reduce_op = 0;
+  bool named = false;
 };
+
+agreement::CallSites& sites() {
+  static auto* instance = new agreement::CallSites;  // outlives static destruction
+  return *instance;
+}
 
 /// One execution: lives until its callback has run.
 struct Execution {
   Execution(TF_OpKernelContext* c, TF_AsyncOpKernelDoneCallback* lent) : context(c), done(lent) {}
   void end(TF_Code code, const std::string& text) {
+    if (!name.empty()) sites().end(name);
     if (code != TF_OK) tf().TF_OpKernelContext_Failure(context, Status(code, text).get());
     input.reset();
     output.reset();
@@ -86,29 +96,47 @@ struct Execution {
   Done done;
   Tensor input;
   Tensor output;
+  std::string name;  ///< not empty: under way
 };
+
+std::string string_attribute(TF_OpKernelConstruction* construction, const char* name,
+                             Status& status) {
+  int32_t list = 0;
+  int32_t bytes = 0;
+  if (status.is_ok())
+    tf().TF_OpKernelConstruction_GetAttrSize(construction, name, &list, &bytes, status.get());
+  std::string value;
+  if (!status.is_ok()) return value;
+  value.resize(static_cast<std::size_t>(bytes));
+  tf().TF_OpKernelConstruction_GetAttrString(construction, name, value.data(), value.size(),
+                                             status.get());
+  return value;
+}
 
 void* create(TF_OpKernelConstruction* construction) {
   auto kernel = std::make_unique<Kernel>();
   Status status;
-  int32_t list = 0;
-  int32_t bytes = 0;
-  tf().TF_OpKernelConstruction_GetAttrSize(construction, "tensor_name", &list, &bytes,
-                                           status.get());
-  if (status.is_ok()) {
-    kernel->name.resize(static_cast<std::size_t>(bytes));
-    tf().TF_OpKernelConstruction_GetAttrString(construction, "tensor_name", kernel->name.data(),
-                                               kernel->name.size(), status.get());
-  }
+  kernel->site.name = string_attribute(construction, "tensor_name", status);
+  kernel->site.trace = string_attribute(construction, "trace", status);
+  const auto traced_as = string_attribute(construction, "traced_as", status);
   if (status.is_ok()) {
     tf().TF_OpKernelConstruction_GetAttrInt32(construction, "reduce_op", &kernel->reduce_op,
                                               status.get());
   }
+  unsigned char named = 0;
+  if (status.is_ok())
+    tf().TF_OpKernelConstruction_GetAttrBool(construction, "named", &named, status.get());
+  kernel->named = named != 0;
   if (status.is_ok() && (kernel->reduce_op < 0 || kernel->reduce_op > 4)) {
     tf().TF_SetStatus(status.get(), TF_INVALID_ARGUMENT,
                       "reduce_op must be 0 (sum) to 4 (product)");
   }
-  if (status.is_ok()) return kernel.release();
+  if (status.is_ok()) {
+    const auto node = tf().TF_OpKernelConstruction_GetName(construction);
+    kernel->site.path = agreement::call_path({node.data, node.len}, traced_as);
+    sites().add(kernel->site);
+    return kernel.release();
+  }
   tf().TF_OpKernelConstruction_Failure(construction, status.get());
   return nullptr;
 }
@@ -139,7 +167,7 @@ std::string take_tensors(Execution& run) {
 }
 
 void compute(void* raw, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* lent) {
-  const auto& kernel = *static_cast<Kernel*>(raw);
+  auto& kernel = *static_cast<Kernel*>(raw);
   auto run = std::make_shared<Execution>(context, lent);
   if (tf().TF_StepId(context) == kFoldingStep) {
     return run->end(TF_UNIMPLEMENTED, "an all-reduce is no constant");
@@ -159,12 +187,17 @@ void compute(void* raw, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallbac
     return run->end(TF_UNIMPLEMENTED,
                     fmt::format("dtype {} can't be reduced", static_cast<int>(type)));
   }
+  auto call = sites().begin(kernel.site, tf().TF_StepId(context), tf().TF_GetFrameId(context),
+                            tf().TF_GetIterId(context));
+  if (!call.refusal.empty()) return run->end(TF_INVALID_ARGUMENT, call.refusal);
+  run->name = call.name;
   agreement::Request request;
-  request.name = kernel.name;
+  request.name = call.name;
+  request.one_parameter = kernel.named && call.is_one;
   const auto shape = shape_of(run->input.get());
   request.shape = fmt::format("[{}]", fmt::join(shape, ", "));
-  request.signature =
-      fmt::format("{} of {} {}", kReduceOps[kernel.reduce_op], dtype->name, request.shape);
+  request.signature = fmt::format("{} of {} {}{}", kReduceOps[kernel.reduce_op], dtype->name,
+                                  request.shape, call.note);
   request.dtype = dtype->paceline;
   request.reduce_op = kernel.reduce_op;
   request.input = tf().TF_TensorData(run->input.get());
@@ -190,6 +223,10 @@ std::string register_op() {
       op, "T: {float32, float64, half, bfloat16, int8, int16, int32, int64, uint8, bool}");
   tf().TF_OpDefinitionBuilderAddAttr(op, "tensor_name: string");
   tf().TF_OpDefinitionBuilderAddAttr(op, "reduce_op: int = 0");
+  // Whether the user gave the name; the graph that the node was traced in, and the node's name there (empty: eager).
+  tf().TF_OpDefinitionBuilderAddAttr(op, "named: bool = false");
+  tf().TF_OpDefinitionBuilderAddAttr(op, "trace: string = ''");
+  tf().TF_OpDefinitionBuilderAddAttr(op, "traced_as: string = ''");
   tf().TF_OpDefinitionBuilderAddInput(op, "tensor: T");
   tf().TF_OpDefinitionBuilderAddOutput(op, "reduced: T");
   tf().TF_OpDefinitionBuilderSetShapeInferenceFunction(op, infer_shape);

@@ -31,6 +31,11 @@ enum TF_Code : int {
   TF_DATA_LOSS = 15, TF_UNAUTHENTICATED = 16
 };
 
+struct TF_StringView {
+  const char* data;
+  size_t len;
+};
+
 using CreateFunction = void* (*)(TF_OpKernelConstruction*);
 using ComputeFunction = void (*)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
 using DeleteFunction = void (*)(void*);
@@ -66,9 +71,13 @@ using ShapeFunction = void (*)(TF_ShapeInferenceContext*, TF_Status*);
     (TF_OpKernelConstruction*, const char*, int32_t*, int32_t*, TF_Status*))                                    \
   X(TF_OpKernelConstruction_GetAttrString, void, (TF_OpKernelConstruction*, const char*, char*, size_t, TF_Status*)) \
   X(TF_OpKernelConstruction_GetAttrInt32, void, (TF_OpKernelConstruction*, const char*, int32_t*, TF_Status*))  \
+  X(TF_OpKernelConstruction_GetAttrBool, void, (TF_OpKernelConstruction*, const char*, unsigned char*, TF_Status*)) \
   X(TF_OpKernelConstruction_Failure, void, (TF_OpKernelConstruction*, TF_Status*))                              \
   X(TF_OpKernelContext_Failure, void, (TF_OpKernelContext*, TF_Status*))                                        \
-  X(TF_StepId, int64_t, (TF_OpKernelContext*))                                                                   \
+  X(TF_OpKernelConstruction_GetName, TF_StringView, (TF_OpKernelConstruction*))                                 \
+  X(TF_StepId, int64_t, (TF_OpKernelContext*))                                                                  \
+  X(TF_GetFrameId, uint64_t, (TF_OpKernelContext*))                                                             \
+  X(TF_GetIterId, int64_t, (TF_OpKernelContext*))                                                               \
   X(TF_GetInput, void, (TF_OpKernelContext*, int, TF_Tensor**, TF_Status*))                                     \
   X(TF_ForwardInputOrAllocateOutput, TF_Tensor*,                                                                \
     (TF_OpKernelContext*, const int*, int, int, const int64_t*, int, int*, TF_Status*))                         \

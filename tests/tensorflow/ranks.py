@@ -211,6 +211,25 @@ def gradient_in_eager_code_and_functions():
 
 
 @case
+def gradient_of_a_tape_inside_a_function():
+    """The loss has a second way to x, which alone would give a gradient without an error."""
+    everyone = inputs((9,), "float64", 14)
+    weights = inputs((9,), "float64", 15)
+
+    def slope(x, op, name):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = pl.allreduce(x, op=op, name=name)
+            loss = tf.reduce_sum(y * tf.constant(weights[pl.rank()])) + tf.reduce_sum(x)
+        return tape.gradient(loss, x)
+
+    for op, expected in [(pl.Sum, weights.sum(0)), (pl.Average, weights.mean(0))]:
+        for how in (slope, tf.function(slope)):
+            got = how(tf.constant(everyone[pl.rank()]), op, f"inner gradient.{op}.{type(how).__name__}")
+            np.testing.assert_allclose(got.numpy(), expected + 1, rtol=1e-12)
+
+
+@case
 def gradient_of_max_is_a_clear_error():
     x = tf.Variable([1.0, 2.0])
     with tf.GradientTape() as tape:
@@ -221,6 +240,160 @@ def gradient_of_max_is_a_clear_error():
         assert "Sum and Average" in str(error)
     else:
         raise AssertionError("no error")
+
+
+def late(x):
+    """x, ready a while later."""
+    square = tf.fill([300, 300], tf.reduce_sum(x))  # of x, so that it is no constant
+    with tf.control_dependencies([tf.linalg.matmul(square, square)]):
+        return tf.identity(x)
+
+
+@case
+def a_function_called_at_many_places():
+    """One traced all-reduce, unnamed, for every gradient; each rank has them ready in an order of its own."""
+
+    @tf.function
+    def average(x):
+        return pl.allreduce(x)
+
+    order = np.random.default_rng(100 + pl.rank()).permutation(12)
+
+    @tf.function
+    def step(x):
+        values = [x * 0.0 + float(i) for i in range(12)]
+        waits = [late(x) * 0.0 for _ in range(2)]
+        for place, i in enumerate(order):
+            if place >= 6:
+                values[i] += waits[place % 2]
+        return tf.stack([average(value)[0] for value in values])
+
+    for _ in range(20):
+        np.testing.assert_array_equal(step(tf.ones([64])).numpy(), np.arange(12))
+
+
+@case
+def two_functions_of_one_name_are_refused_in_one_step():
+    """Nothing tells them apart for the other ranks: an error on all, not a sum of the one and the other."""
+    plus = tf.function(lambda x: pl.allreduce(x))
+    minus = tf.function(lambda x: pl.allreduce(-x))
+
+    @tf.function
+    def step(a, b):
+        if pl.rank() == 0:
+            a = late(a)
+        else:
+            b = late(b)
+        return plus(a), minus(b)
+
+    try:
+        step(tf.fill([4], 1.0), tf.fill([4], 10.0))
+    except tf.errors.InvalidArgumentError as error:
+        assert "one step" in str(error) and "name=" in str(error), error
+    else:
+        raise AssertionError("no error")
+    np.testing.assert_array_equal(plus(tf.fill([4], 1.0)).numpy(), np.full(4, 1.0))
+    np.testing.assert_array_equal(minus(tf.fill([4], 10.0)).numpy(), np.full(4, -10.0))
+
+
+@case
+def names_that_come_again_in_a_function():
+    """A name twice in one function: the first belongs to the first, whichever is ready first."""
+
+    @tf.function
+    def step(x):
+        first, second = (late(x), x) if pl.rank() == 0 else (x, late(x))
+        return pl.allreduce(first, name="again"), pl.allreduce(second * 10.0, name="again")
+
+    for _ in range(5):
+        first, second = step(tf.ones([4]))
+        np.testing.assert_array_equal(first.numpy(), np.full(4, 1.0))
+        np.testing.assert_array_equal(second.numpy(), np.full(4, 10.0))
+
+
+@case
+def two_gradients_through_one_operation():
+    @tf.function
+    def slopes(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = pl.allreduce(x, op=pl.Sum, name="twice")
+            a, b = tf.reduce_sum(y), tf.reduce_sum(y * 100.0)
+        # Each rank has the other one ready first.
+        seeds = [late(tf.ones([])), tf.ones([])] if pl.rank() == 0 else [tf.ones([]), late(tf.ones([]))]
+        return [tape.gradient(value, x, output_gradients=seed) for value, seed in zip((a, b), seeds, strict=True)]
+
+    for _ in range(10):
+        small, large = slopes(tf.ones([64]))
+        np.testing.assert_array_equal(small.numpy(), np.full(64, pl.size()))
+        np.testing.assert_array_equal(large.numpy(), np.full(64, 100.0 * pl.size()))
+
+
+@case
+def loops_match_their_iterations():
+    """map_fn runs iterations at once, in any order; one loop in another runs them again and again."""
+
+    def element(number, x):
+        x = tf.cond(tf.equal(number % 2, pl.rank()), lambda: late(x), lambda: x)
+        return pl.allreduce(x, op=pl.Sum, name="element")
+
+    @tf.function
+    def mapped(x):
+        return tf.map_fn(lambda pair: element(*pair), (tf.range(20), x), fn_output_signature=tf.float64)
+
+    @tf.function
+    def nested(x):
+        return tf.map_fn(lambda row: tf.map_fn(lambda e: pl.allreduce(e, op=pl.Sum), row), x, parallel_iterations=1)
+
+    x = np.arange(20.0).reshape(4, 5)
+    for _ in range(10):
+        np.testing.assert_array_equal(mapped(tf.constant(x.reshape(20, 1))).numpy(), 2 * x.reshape(20, 1))
+        np.testing.assert_array_equal(nested(tf.constant(x)).numpy(), 2 * x)
+
+
+@case
+def unnamed_operations_do_not_count_what_else_was_built():
+    """TensorFlow numbers the graphs of loops, branches and backward functions through the whole process."""
+    if pl.rank() == 0:
+        for _ in range(3):
+            tf.function(lambda v: tf.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, a * 2), [0, v])[1])(1.0)
+
+    @tf.function
+    def step(x):
+        x = tf.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, pl.allreduce(a, op=pl.Sum)), [0, x])[1]
+        return tf.cond(x[0] > 0, lambda: pl.allreduce(x, op=pl.Sum), lambda: x)
+
+    np.testing.assert_array_equal(step(tf.ones([4])).numpy(), np.full(4, float(pl.size()) ** 4))
+
+    @tf.custom_gradient
+    def reduced_gradient(x):
+        return tf.identity(x), lambda slope: pl.allreduce(slope, op=pl.Sum)
+
+    x = tf.ones([4])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.function(reduced_gradient)(x)
+    np.testing.assert_array_equal(tape.gradient(y, x).numpy(), np.full(4, pl.size()))
+
+
+@case
+def unnamed_operations_keep_no_residual():
+    """With top-k from the settings: what one unnamed all-reduce left out is not added to another's sum."""
+    large = tf.constant(np.linspace(0.5, 1.5, 1 << 18, dtype=np.float32))
+    exact = large.numpy() * pl.size()
+    calls = {
+        "eager": lambda x, name=None: pl.allreduce(x, op=pl.Sum, name=name),
+        "function": tf.function(lambda x, name=None: pl.allreduce(x, op=pl.Sum, name=name)),
+        "loop": tf.function(lambda x: tf.map_fn(lambda e: pl.allreduce(e, op=pl.Sum, name="in a loop"), x[None])[0]),
+    }
+    for how in calls.values():
+        np.testing.assert_array_equal(how(large).numpy(), exact)
+        np.testing.assert_array_equal(how(tf.zeros_like(large)).numpy(), np.zeros_like(exact))
+    for kind in ("eager", "function"):
+        sent = calls[kind](large, name=f"parameter.{kind}").numpy()
+        assert 0 < np.count_nonzero(sent) < exact.size // 2  # top-k, as the settings say
+        sent = calls[kind](tf.zeros_like(large), name=f"parameter.{kind}").numpy()
+        assert np.count_nonzero(sent) > 0  # what was left out before
 
 
 @case
@@ -346,10 +519,52 @@ def a_killed_rank_is_named():
     assert time.monotonic() - before < 20
 
 
+@case
+def left_out_by_one_rank():
+    """What one rank never reaches ends after PACELINE_TIMEOUT by its name, in eager code and in a function."""
+    for lonely, how in enumerate((pl.allreduce, tf.function(lambda x, name: pl.allreduce(x, name=name)))):
+        name = f"left out by all but {lonely}"
+        if pl.rank() == lonely:
+            try:
+                how(tf.ones([4]), name=name)
+            except tf.errors.DeadlineExceededError as error:
+                for text in (name, f"rank {1 - lonely}", "PACELINE_TIMEOUT"):
+                    assert text in str(error), error
+            else:
+                raise AssertionError("no error")
+        meet(name)
+    np.testing.assert_allclose(pl.allreduce(tf.ones([4]), op=pl.Sum, name="after").numpy(), np.full(4, pl.size()))
+
+
+@case
+def left_by_one_rank():
+    """A rank without a batch left shuts down: what waits for it ends at once, by its name, and so does what comes."""
+    leaver = pl.size() - 1
+    if pl.rank() == leaver:
+        pl.shutdown()
+        return
+    for name in ("last batch", "one more"):
+        try:
+            pl.allreduce(tf.ones([4]), name=name)
+        except tf.errors.UnavailableError as error:
+            assert name in str(error) and f"rank {leaver} has shut down" in str(error), error
+        else:
+            raise AssertionError("no error")
+
+
+def meet(name):
+    """Waits for the other ranks without Paceline."""
+    store = Store(sys.argv[1])
+    store.put(f"{name}.{pl.rank()}", b"")
+    while any(store.get(f"{name}.{rank}") is None for rank in range(pl.size())):
+        time.sleep(0.01)
+
+
 def start(generation):
     directory, rank, size = Path(sys.argv[1]) / generation, int(sys.argv[2]), int(sys.argv[3])
     directory.mkdir(exist_ok=True)
-    pl.init(rank=rank, size=size, store=Store(directory), timeout=60)
+    timeout = 0 if "PACELINE_TIMEOUT" in os.environ else 60
+    pl.init(rank=rank, size=size, store=Store(directory), timeout=timeout)
 
 
 def main():

@@ -15,22 +15,28 @@ HERE = Path(__file__).resolve().parent
 RANKS = HERE / "ranks.py"
 SECONDS = 240
 DEADLY = "a_killed_rank_is_named"
+LEFT_OUT = "left_out_by_one_rank"
+LEFT = "left_by_one_rank"
+TOPK = "unnamed_operations_keep_no_residual"
 
 
 def names():
+    """The cases that share a run; the others end their job, or want settings of their own."""
     tree = ast.parse(RANKS.read_text())
-    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.decorator_list]
+    cases = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.decorator_list]
+    return [name for name in cases if name not in (DEADLY, LEFT_OUT, LEFT, TOPK)]
 
 
-def run_ranks(directory, size, cases):
-    environment = dict(os.environ)
+def run_ranks(directory, size, cases, nodes=False, **settings):
+    environment = dict(os.environ, **settings)
     environment["PYTHONPATH"] = str(HERE.parents[1] / "python") + os.pathsep + environment.get("PYTHONPATH", "")
     environment["PACELINE_QUIET"] = "1"
     environment["PACELINE_SECRET"] = "a secret of these tests"
     ranks = [
         subprocess.Popen(
             [sys.executable, str(RANKS), str(directory), str(rank), str(size), *cases],
-            env=environment,
+            # Nodes of their own when the ranks are to use what lies between nodes.
+            env=environment | ({"PACELINE_NODE_ID": f"node{rank}"} if nodes else {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -58,10 +64,10 @@ def run_ranks(directory, size, cases):
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    return run_ranks(tmp_path_factory.mktemp("two"), 2, [n for n in names() if n != DEADLY])
+    return run_ranks(tmp_path_factory.mktemp("two"), 2, names())
 
 
-@pytest.mark.parametrize("case", [n for n in names() if n != DEADLY])
+@pytest.mark.parametrize("case", names())
 def test_two_ranks(two_ranks, case):
     results, outputs, _ = two_ranks
     for rank, result in enumerate(results):
@@ -79,3 +85,23 @@ def test_killed_rank(tmp_path):
     for rank in (0, 1):
         assert results[rank].get(DEADLY) == "ok", f"rank {rank}:\n{results[rank].get(DEADLY)}\n{outputs[rank][-3000:]}"
     assert codes[2] == -9
+
+
+def check(outcome, cases):
+    results, outputs, codes = outcome
+    for rank, result in enumerate(results):
+        for case in cases:
+            assert result.get(case) == "ok", f"rank {rank}, {case}:\n{result.get(case)}\n{outputs[rank][-3000:]}"
+    assert codes == [0] * len(codes), "\n".join(outputs)[-3000:]
+
+
+def test_left_out_by_one_rank(tmp_path):
+    check(run_ranks(tmp_path, 2, [LEFT_OUT], PACELINE_TIMEOUT="5"), [LEFT_OUT])
+
+
+def test_left_by_one_rank(tmp_path):
+    check(run_ranks(tmp_path, 2, ["eager_operations", LEFT], PACELINE_TIMEOUT="100"), [LEFT])
+
+
+def test_unnamed_operations_under_topk(tmp_path):
+    check(run_ranks(tmp_path, 2, [TOPK], nodes=True, PACELINE_CODEC="topk"), [TOPK])

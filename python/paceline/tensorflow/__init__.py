@@ -18,7 +18,7 @@ from paceline.communicator import MAX as Max
 from paceline.communicator import MIN as Min
 from paceline.communicator import PRODUCT as Product
 from paceline.communicator import SUM as Sum
-from paceline.communicator import Communicator
+from paceline.communicator import Communicator, setting
 from paceline.errors import InvalidArgumentError, PacelineError, UnsupportedError
 from paceline.tensorflow import _operation
 
@@ -46,7 +46,8 @@ def init(rank=-1, size=-1, store=None, timeout=0.0):
     """Joins the job; blocks until all ranks are there. A second call does nothing.
 
     rank, size: -1 asks the launcher's environment. store: an object with put(key, bytes) and get(key) -> bytes | None
-    that all ranks reach, None for the launcher's. timeout: seconds, 0 for the settings'.
+    that all ranks reach, None for the launcher's. timeout: seconds, to join and for an all-reduce to wait for ranks
+    that have not reached it (rank 0's counts); 0 for the settings' (PACELINE_TIMEOUT for an all-reduce).
     Raises a PacelineError named by the failure.
     """
     global _communicator
@@ -63,7 +64,8 @@ def init(rank=-1, size=-1, store=None, timeout=0.0):
             rank=rank, size=size, store=store, prefix="tensorflow", face=_state.face, timeout=timeout
         )
         try:
-            _operation.attach(communicator)
+            seconds = timeout or float(setting("timeout", _state.face))
+            _operation.attach(communicator, seconds, keeps_residuals=setting("codec", _state.face) == "topk")
         except PacelineError:
             communicator.close()
             raise
@@ -116,13 +118,17 @@ def allreduce(tensor, op=Average, name=None):
 
     tensor: anything that tf.convert_to_tensor takes, of the same shape and dtype (float32, float64, float16,
     bfloat16, int8 to int64, uint8, bool) on all ranks. Average takes floating types.
-    name: what ranks match by; equal on all ranks. Without one, the k-th unnamed all-reduce of a graph (in eager code:
-    of a shape, dtype and op) is matched with the k-th of the other ranks, which needs the same program on all of
-    them.
+    name: what ranks match by; equal on all ranks, and one for each tensor. Without one, the k-th unnamed all-reduce of
+    a function or graph (in eager code: of a shape, dtype and op) is matched with the k-th of the other ranks, which
+    needs the same program on all of them; so is the k-th use of a name in a function. Calls of one tf.function from
+    several places, and iterations of a loop, are told apart. What can't be, is refused: two functions of one name in
+    one step, for instance. Only a named all-reduce outside of loops, called at one place, may use a codec that keeps a
+    residual (PACELINE_CODEC=topk), since the residual is kept by name; the others travel exactly.
     The gradient of Sum and Average is the same all-reduce of the gradient; Min, Max and Product have none.
 
     Raises (where the value is used) tf.errors.InvalidArgumentError with both sides when shape, dtype or op differ
-    between ranks, UnavailableError when a rank was lost, DeadlineExceededError when it did not come in time.
+    between ranks, and when its name does not tell it from another; UnavailableError when a rank was lost or has shut
+    down; DeadlineExceededError, with the ranks that are missing, when not all have come within init()'s timeout.
     """
     _identity()
     if op not in (Sum, Average, Min, Max, Product):
