@@ -21,7 +21,8 @@
 namespace paceline::cli {
 namespace {
 
-constexpr Time kKillAfter = 5 * kSecond;       // from SIGTERM to SIGKILL, when another rank failed
+constexpr Time kKillAfter = 5 * kSecond;  // from SIGTERM to SIGKILL, when another rank failed
+constexpr int kOutputLost = 1;            // the ranks ended well, but what they said is not there
 constexpr Time kSilence = 200 * kMillisecond;  // an unfinished line is shown after this
 constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP};
 
@@ -362,6 +363,7 @@ void Job::drain() {
     out_.write_some();
     if (!was_said && !out_.status().is_ok()) {
       was_said = true;
+      if (exit_code_ == 0) exit_code_ = kOutputLost;
       if (!out_.reader_gone()) say(out_.status().message());
     }
     error_.write_some();

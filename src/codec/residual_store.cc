@@ -96,6 +96,7 @@ struct ResidualStore::Piece {
   uint64_t elements = 0;
   int committed = 0;
   int latest = 0;
+  bool leaves = false;  ///< it is in this step's gradient, and gone with its commit
 
   [[nodiscard]] float* at(int plane) const { return slab->data(plane) + base; }
   [[nodiscard]] bool written() const { return latest != committed; }
@@ -156,7 +157,15 @@ Status ResidualStore::gather(const ResidualRange& range, std::vector<Piece*>& fo
   const uint64_t end = range.offset + range.elements;
   for (auto it = pieces.lower_bound(range.offset); it != pieces.end() && it->first < end; ++it) {
     Piece& piece = it->second;
-    if (!piece.slab->ensure(piece.next()))
+    const auto ensure_next = [&] { return piece.slab->ensure(piece.next()); };
+    bool has_memory = ensure_next();
+    if (has_memory && piece.leaves) {  // nothing is left of it, unless the step is taken back
+      std::fill_n(piece.at(piece.next()), piece.elements, 0.0F);
+      piece.latest = piece.next();
+      piece.leaves = false;
+      has_memory = ensure_next();
+    }
+    if (!has_memory)
       return {Code::kResourceExhausted,
               fmt::format("no memory for the residual of parameter {} ({} bytes more)", range.key,
                           piece.elements * sizeof(float))};
@@ -224,15 +233,69 @@ Status ResidualStore::runs(std::span<const ResidualRange> ranges, uint64_t first
   return Status::ok();
 }
 
+namespace {
+
+/// Reached through a pointer, so that the arithmetic stays where the floating-point mode is set.
+[[gnu::noinline]] void add(float* to, const float* from, uint64_t elements) {
+  for (uint64_t i = 0; i < elements; ++i) to[i] += from[i];
+}
+
+}  // namespace
+
+void ResidualStore::hand_over(std::span<const ResidualRange> ranges,
+                              std::span<const std::pair<uint64_t, uint64_t>> own, float* gradient) {
+  if (parameters_.empty()) return;
+  const cpu::FloatMode mode;
+  uint64_t first = 0;  // of the range, in the buffer
+  for (const auto& range : ranges) {
+    const uint64_t last = first + range.elements;
+    if (auto found = parameters_.find(range.key); found != parameters_.end()) {
+      uint64_t at = first;
+      const auto give = [&](uint64_t until) {
+        if (at < until)
+          hand_over(found->second, range.offset + (at - first), range.offset + (until - first),
+                    gradient + at);
+      };
+      for (const auto& [begin, end] : own) {
+        if (end <= at) continue;
+        if (begin >= last) break;
+        give(begin);
+        at = end;
+      }
+      give(last);
+    }
+    first = last;
+  }
+}
+
+void ResidualStore::hand_over(Pieces& pieces, uint64_t begin, uint64_t end, float* gradient) {
+  split_at(pieces, begin);
+  split_at(pieces, end);
+  for (auto it = pieces.lower_bound(begin); it != pieces.end() && it->first < end; ++it) {
+    Piece& piece = it->second;
+    if (piece.leaves || piece.written()) continue;
+    add(gradient + (it->first - begin), piece.at(piece.committed), piece.elements);
+    piece.leaves = true;
+  }
+}
+
 void ResidualStore::commit() {
-  for (auto& [key, pieces] : parameters_)
+  for (auto parameter = parameters_.begin(); parameter != parameters_.end();) {
+    auto& pieces = parameter->second;
+    std::erase_if(pieces, [](const auto& entry) { return entry.second.leaves; });
     for (auto& [begin, piece] : pieces) piece.committed = piece.latest;
+    parameter = pieces.empty() ? parameters_.erase(parameter) : std::next(parameter);
+  }
   if (chained_) release_third_planes();
 }
 
 void ResidualStore::rollback() {
-  for (auto& [key, pieces] : parameters_)
-    for (auto& [begin, piece] : pieces) piece.latest = piece.committed;
+  for (auto& [key, pieces] : parameters_) {
+    for (auto& [begin, piece] : pieces) {
+      piece.latest = piece.committed;
+      piece.leaves = false;
+    }
+  }
   if (chained_) release_third_planes();
 }
 
@@ -299,7 +362,7 @@ Status ResidualStore::write(uint64_t key, std::span<const float> data) {
             fmt::format("the residual of parameter {} has elements up to {}, those to load {}: its "
                         "shape changed",
                         key, begin + piece.elements, data.size())};
-      if (piece.written())
+      if (piece.written() || piece.leaves)
         return {Code::kInvalidArgument,
                 fmt::format("the residual of parameter {} can't be loaded in the middle of a step: "
                             "commit or roll back first",

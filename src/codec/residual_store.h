@@ -22,6 +22,7 @@
 #include <memory>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -50,6 +51,13 @@ class ResidualStore {
   /// kResourceExhausted: no memory. After an error nothing has changed.
   Status runs(std::span<const ResidualRange> ranges, uint64_t first, uint64_t elements,
               std::vector<ResidualRun>& out);
+
+  /// For a rank that no longer encodes what it keeps residuals of, since its buckets are cut in another way: adds them to
+  /// `gradient` (the concatenation of `ranges`), from where its group's sum brings them to whoever encodes them now.
+  /// `own`: elements [begin, end) that this rank encodes, ascending. With the step's commit what was added is forgotten; a
+  /// rollback brings it back. What this step has written already stays.
+  void hand_over(std::span<const ResidualRange> ranges,
+                 std::span<const std::pair<uint64_t, uint64_t>> own, float* gradient);
 
   void commit();
   void rollback();
@@ -82,6 +90,7 @@ class ResidualStore {
   Status cover(uint64_t key, Pieces& pieces, uint64_t begin, uint64_t end);
   Status add_piece(uint64_t key, Pieces& pieces, uint64_t begin, uint64_t end);
   Status gather(const ResidualRange& range, std::vector<Piece*>& found);
+  void hand_over(Pieces& pieces, uint64_t begin, uint64_t end, float* gradient);
   Status overwrite(uint64_t key, Pieces& pieces, std::span<const float> data);
   void release_third_planes();
 

@@ -20,6 +20,7 @@ constexpr uint64_t kLength = 200;  ///< of every parameter
 /// Writes random values over the runs as an encoder would: after from before, each element once.
 struct Model {
   std::map<std::pair<uint64_t, uint64_t>, float> committed, latest;
+  std::set<std::pair<uint64_t, uint64_t>> written;  ///< in this step
 
   static float get(const std::map<std::pair<uint64_t, uint64_t>, float>& values, uint64_t key,
                    uint64_t element) {
@@ -75,9 +76,31 @@ void encode(ResidualStore& store, Model& model, const std::vector<ResidualRange>
                 std::bit_cast<uint32_t>(Model::get(model.latest, key, element)));
       run.after[i] = static_cast<float>(static_cast<int32_t>(random())) * 1e-9f;
       model.latest[ids[at]] = run.after[i];
+      model.written.insert(ids[at]);
     }
   }
   RC_ASSERT(at == ids.size());
+}
+
+/// What a bucket holds beside [first, first + elements) goes to its gradient, but what this step has written.
+void hand_over(ResidualStore& store, Model& model, const std::vector<ResidualRange>& bucket,
+               uint64_t first, uint64_t elements) {
+  std::vector<float> expected;
+  for (const auto& range : bucket) {
+    for (uint64_t i = 0; i < range.elements; ++i) {
+      const std::pair id{range.key, range.offset + i};
+      const uint64_t at = expected.size();
+      expected.push_back(static_cast<float>(at));
+      if ((at >= first && at < first + elements) || model.written.contains(id)) continue;
+      expected.back() += Model::get(model.latest, id.first, id.second);
+      model.latest[id] = 0;
+    }
+  }
+  std::vector<float> gradient(expected.size());
+  for (std::size_t i = 0; i < gradient.size(); ++i) gradient[i] = static_cast<float>(i);
+  const std::pair<uint64_t, uint64_t> own[] = {{first, first + elements}};
+  store.hand_over(bucket, own, gradient.data());
+  RC_ASSERT(gradient == expected);
 }
 
 TEST(ResidualStore, StepsOfAnyCutsCommitAndRollBackExactly) {
@@ -93,8 +116,11 @@ TEST(ResidualStore, StepsOfAnyCutsCommitAndRollBackExactly) {
         uint64_t total = 0;
         for (const auto& range : bucket) total += range.elements;
         const uint64_t first = random() % (total + 1);
-        encode(store, model, bucket, first, random() % (total - first + 1), random);
+        const uint64_t elements = random() % (total - first + 1);
+        if (random() % 2 == 0) hand_over(store, model, bucket, first, elements);
+        encode(store, model, bucket, first, elements, random);
       }
+      model.written.clear();
       if (random() % 3 == 0) {
         store.rollback();
         model.latest = model.committed;

@@ -213,9 +213,17 @@ Result<OpId> EngineImpl::submit(const Operation& o, Time now) {
   r.binding.send_counts = r.send_counts;
   r.binding.receive_counts = r.receive_counts;
   r.binding.cookie = static_cast<uint64_t>(slot) << 32;
-  if (o.codec.codec == plan::Codec::kTopK) {
+  const bool selects = o.codec.codec == plan::Codec::kTopK;
+  if (selects) {
     r.residuals.bind(residuals_, o);
     r.binding.residuals = &r.residuals;
+  }
+  // Another cut of the buckets makes other ranks encode what this one has residuals of, or none where all of it travels.
+  const bool sums = o.op == ReduceOp::kSum || o.op == ReduceOp::kAverage;
+  if (!o.segments.empty() && o.collective == Collective::kAllReduce && sums &&
+      o.dtype == DType::kFloat32 && o.input == o.output) {
+    if (!selects) r.residuals.bind(residuals_, o);
+    r.residuals.hand_over(prepared->encoded, static_cast<float*>(o.output));
   }
   scratch_.note_bucket(std::max(bytes.input, bytes.output));
   active_.push_back(slot);

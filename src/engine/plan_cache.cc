@@ -78,6 +78,28 @@ uint64_t PreparedPlan::predicted_link_bytes() {
   return *link_bytes;
 }
 
+namespace {
+
+std::vector<std::pair<uint64_t, uint64_t>> encoded_elements(const plan::Plan& plan) {
+  std::vector<std::pair<uint64_t, uint64_t>> all;
+  for (const Step& s : plan.steps) {
+    if (s.kind != StepKind::kEncode) continue;
+    const uint64_t begin = s.src.offset / sizeof(float);
+    all.emplace_back(begin, begin + s.src.bytes / sizeof(float));
+  }
+  std::sort(all.begin(), all.end());
+  std::vector<std::pair<uint64_t, uint64_t>> merged;
+  for (const auto& one : all) {
+    if (merged.empty() || one.first > merged.back().second)
+      merged.push_back(one);
+    else
+      merged.back().second = std::max(merged.back().second, one.second);
+  }
+  return merged;
+}
+
+}  // namespace
+
 Result<std::shared_ptr<PreparedPlan>> prepare(plan::Plan plan, uint64_t input_bytes,
                                               uint64_t output_bytes) {
   PACELINE_RETURN_IF_ERROR(check(plan, input_bytes, output_bytes));
@@ -99,6 +121,7 @@ Result<std::shared_ptr<PreparedPlan>> prepare(plan::Plan plan, uint64_t input_by
   for (std::size_t i = 0; i < n; ++i) {
     for (auto a : plan.steps[i].after) out->successors[fill[a]++] = static_cast<uint32_t>(i);
   }
+  if (plan.request.codec.codec == plan::Codec::kTopK) out->encoded = encoded_elements(plan);
   out->plan = std::move(plan);
   return out;
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.h"
@@ -24,6 +25,8 @@ struct PreparedPlan {
   /// Top-k: byte offsets into the output, one inside each run that is decoded on its own anywhere
   /// in the group (a run that met an Inf or NaN is NaN from end to end).
   std::vector<uint64_t> finite_samples;
+  /// Top-k: elements [begin, end) of the buffer that this rank encodes, ascending, none next to another.
+  std::vector<std::pair<uint64_t, uint64_t>> encoded;
   std::optional<uint64_t> link_bytes;  ///< plan::predict, once asked for
   uint64_t runs = 0;  ///< operations carried out since `link_bytes` was last added up
 

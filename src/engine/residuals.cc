@@ -15,6 +15,10 @@ void ResidualView::bind(codec::ResidualStore& store, const Operation& operation)
   ranges_.push_back({key, 0, operation.count});
 }
 
+void ResidualView::hand_over(std::span<const std::pair<uint64_t, uint64_t>> own, float* buffer) {
+  store_->hand_over(ranges_, own, buffer);
+}
+
 Result<std::span<const codec::ResidualRun>> ResidualView::runs(uint64_t first, uint64_t elements) {
   runs_.clear();
   PACELINE_RETURN_IF_ERROR(store_->runs(ranges_, first, elements, runs_));

@@ -134,6 +134,66 @@ TEST_P(Sparse, ResidualsFollowTheParameterIntoOtherBuckets) {
   }
 }
 
+// With its parameter a residual comes to another owner. Nothing of it may stay behind with a rank that sends it no more.
+TEST_P(Sparse, WhatIsOwedIsPaidAfterAnotherCutOfTheBuckets) {
+  Cluster cluster(size(), slots());
+  const std::vector<Segment> swapped{{9, 0, kElements / 2}, {7, 0, kElements / 2}};
+  const auto zeros = [&] {
+    return std::vector<std::vector<float>>(static_cast<std::size_t>(size()),
+                                           std::vector<float>(kElements));
+  };
+  const auto commit = [&] {
+    for (Rank r = 0; r < size(); ++r) cluster[r].commit_residuals();
+  };
+  auto first = gradients();
+  cluster.expect_ok(submit(cluster, first, segments_));
+  commit();
+  const auto owed = residual_sum(cluster);
+  auto dropped = zeros();
+  cluster.expect_ok(submit(cluster, dropped, swapped));
+  for (Rank r = 0; r < size(); ++r) cluster[r].rollback_residuals();
+  ASSERT_EQ(residual_sum(cluster), owed) << "a step that is taken back changes nothing";
+  std::vector<double> paid(kElements);
+  constexpr int kSteps = 30;  // of 5 % each
+  for (int step = 0; step < kSteps; ++step) {
+    auto data = zeros();
+    if (step == kSteps / 2) {  // all of a bucket that is sent exactly
+      std::vector<OpId> ids;
+      for (Rank r = 0; r < size(); ++r) {
+        auto exact = operation(data[static_cast<std::size_t>(r)], swapped);
+        exact.codec = {};
+        ids.push_back(*cluster[r].submit(exact, cluster.now));
+      }
+      cluster.expect_ok(ids);
+    } else {
+      cluster.expect_ok(submit(cluster, data, step % 2 == 0 ? swapped : segments_));
+    }
+    commit();
+    const bool is_swapped = step == kSteps / 2 || step % 2 == 0;
+    for (std::size_t i = 0; i < kElements; ++i)
+      paid[is_swapped ? (i + kElements / 2) % kElements : i] += data[0][i];
+    const auto rest = residual_sum(cluster);
+    for (std::size_t i = 0; i < kElements; ++i)
+      ASSERT_EQ(paid[i] + rest[i], owed[i]) << "step " << step << ", element " << i;
+    if (step < kSteps / 2) continue;
+    ASSERT_EQ(rest, std::vector<double>(kElements)) << "step " << step;
+  }
+}
+
+TEST_P(Sparse, WhatIsOwedIsPaidWithoutAnExactStepToo) {
+  Cluster cluster(size(), slots());
+  auto first = gradients();
+  cluster.expect_ok(submit(cluster, first, segments_));
+  for (Rank r = 0; r < size(); ++r) cluster[r].commit_residuals();
+  for (int step = 0; step < 30; ++step) {
+    std::vector<std::vector<float>> data(static_cast<std::size_t>(size()),
+                                         std::vector<float>(kElements));
+    cluster.expect_ok(submit(cluster, data, {{9, 0, kElements / 2}, {7, 0, kElements / 2}}));
+    for (Rank r = 0; r < size(); ++r) cluster[r].commit_residuals();
+  }
+  EXPECT_EQ(residual_sum(cluster), std::vector<double>(kElements));
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, Sparse,
                          testing::Values(std::pair<Rank, int>{2, 1}, std::pair<Rank, int>{4, 2},
                                          std::pair<Rank, int>{5, 2}));

@@ -231,6 +231,12 @@ def test_a_reader_that_does_not_read_stops_no_signal(paceline):
         assert wait_until(lambda: not alive(mark))
 
 
+def test_output_that_is_lost_is_no_success(paceline):
+    result = run(["bash", "-c", f"{paceline} run -np 1 -- echo hello > /dev/full"])
+    assert result.returncode == 1
+    assert "output can't be written: No space left on device" in result.stderr, result.stderr
+
+
 def test_a_slow_reader_gets_all(paceline):
     script = "import sys; sys.stdout.writelines(f'{i:07}\\n' for i in range(400_000))"
     with launched([paceline, "run", "-np", "1", "--", "python3", "-c", script], stdout=subprocess.PIPE) as process:

@@ -21,3 +21,11 @@ def test_casts(codec, name):
 @pytest.mark.parametrize("name", names_of("checks_residuals.py"))
 def test_top_k(values, name):
     sparse[values].expect(name)
+
+
+owners = Suite("checks_owners.py", 4, **TOPK)
+
+
+@pytest.mark.parametrize("name", names_of("checks_owners.py"))
+def test_owners_that_change(name):
+    owners.expect(name)
