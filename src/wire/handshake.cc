@@ -42,13 +42,22 @@ Mac proof_of(const Identity& self, std::string_view side, std::span<const std::b
   return hmac_sha256(self.secret, {text("paceline wire"), text(side), hello, answer});
 }
 
+/// A stranger's word, for a log that people read on terminals.
+std::string printable(std::string_view text) {
+  constexpr std::size_t kLongest = 32;
+  std::string out(text.substr(0, kLongest));
+  std::replace_if(
+      out.begin(), out.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return out;
+}
+
 Status version_mismatch(const Identity& self, std::string_view other, uint32_t wire,
                         std::string_view build) {
   return {Code::kMismatch,
           fmt::format("{} runs paceline {} (wire version {}), {} runs paceline {} (wire version "
                       "{}): install the same "
                       "version everywhere",
-                      self.name, self.build, self.wire_version, other, build, wire)};
+                      self.name, self.build, self.wire_version, other, printable(build), wire)};
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ def model():
 
 @pytest.fixture
 def attachment(model):
-    endpoint = SimpleNamespace(steps=SimpleNamespace(parameters={}, enabled=False))
+    endpoint = SimpleNamespace(steps=SimpleNamespace(parameters={}, enabled=False, forget_dropped=lambda: None))
     return Attachment(model, endpoint)
 
 

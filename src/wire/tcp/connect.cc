@@ -229,9 +229,10 @@ void TcpChannelImpl::handle_handshake(Connection& c, uint32_t what) {
       dial_failed(c, h.status(), h.is_final());
       return;
     }
-    // A duplicate is no stranger, and a stranger is mentioned once for each kind of complaint.
+    // A duplicate is no stranger, and a stranger is mentioned once for each kind of complaint: what it says it is may be
+    // another each time.
     if (h.status().code() != Code::kUnavailable &&
-        log::first("tcp refused: " + h.status().message())) {
+        log::first(fmt::format("tcp refused {}", static_cast<int>(h.status().code())))) {
       log::warning("a connection was refused: {}", h.status().message());
     }
     if (w.end == IoEnd::kBlocked) {
