@@ -1,5 +1,6 @@
 // The communicators inside a node, as a launcher and a thread that trains use them at once.
 #include <chrono>
+#include <random>
 #include <thread>
 
 #include "gpu/cluster.h"
@@ -51,6 +52,61 @@ TEST(Node, ACallThatConnectsDoesNotHoldUpTheOtherCommunicator) {
     EXPECT_TRUE(path.destroy().is_ok());
   });
 }
+
+// Ranks that wait for single operations, each at its own time, and see them in place; a neighbour may be anywhere else.
+class Waits : public OnShapes {};
+
+TEST_P(Waits, ForSingleOperationsFindThemInPlace) {
+  Cluster cluster(options());
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r, {.lanes = 2, .piece_bytes = 16 * 1024});
+    ASSERT_TRUE(made.is_ok()) << made.status().message();
+    auto& path = **made;
+    constexpr uint64_t kCount = 9000;
+    constexpr int kOperations = 6;
+    constexpr int kSteps = 5;
+    ASSERT_TRUE(path.reserve(kOperations * kCount * 4, kCount * 4));
+    std::vector<std::unique_ptr<Tensor>> tensors;
+    for (int i = 0; i < kOperations; ++i)
+      tensors.push_back(std::make_unique<Tensor>(cluster, r, kCount * 4));
+    std::mt19937 random(static_cast<unsigned>(r));
+    const auto dally = [&] {
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 800));
+    };
+    for (int step = 0; step < kSteps; ++step) {
+      std::vector<uint64_t> ids;
+      for (auto& tensor : tensors) {
+        std::fill_n(tensor->as<float>(), kCount, static_cast<float>(r + step));
+        AllReduce a;
+        a.data = tensor->address();
+        a.count = kCount;
+        a.codec = 0;
+        auto id = path.all_reduce(a);
+        ASSERT_TRUE(id) << id.status().message();
+        ids.push_back(*id);
+        dally();
+      }
+      float wanted = 0;
+      for (Rank other = 0; other < cluster.size(); ++other)
+        wanted += static_cast<float>(other + step);
+      for (size_t i = 0; i < ids.size(); ++i) {
+        bool finite = false;
+        dally();
+        ASSERT_TRUE(path.wait_operation(ids[i], 20, finite));
+        EXPECT_TRUE(path.arrived(ids[i]));
+        // On the host, without a join: it is there.
+        ASSERT_EQ(tensors[i]->as<float>()[kCount - 1], wanted);
+      }
+      ASSERT_TRUE(path.join(ids.back(), nullptr));
+      ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+    }
+    EXPECT_TRUE(path.destroy().is_ok());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Waits,
+                         testing::Values(ClusterShape{2, 2, 0}, ClusterShape{2, 2, 1},
+                                         ClusterShape{3, 2, 0}, ClusterShape{2, 2, 8, 2}));
 
 }  // namespace
 }  // namespace paceline::gpu
