@@ -16,6 +16,7 @@
 #include <memory>
 
 #include "base/clock.h"
+#include "cli/ignored_signals.h"
 #include "cli/run_output.h"
 
 namespace paceline::cli {
@@ -119,12 +120,7 @@ Job::~Job() {
 Status Job::start(const std::vector<JobProcess>& processes) {
   sigset_t watched;
   sigemptyset(&watched);
-  for (int number : kForwarded) {
-    // What the caller ignores (nohup: the hang-up) is not for the ranks either; blocked it would be queued all the same.
-    struct sigaction now {};
-    if (::sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN) continue;
-    sigaddset(&watched, number);
-  }
+  for (int number : kForwarded) add_unless_ignored(watched, number);
   sigaddset(&watched, SIGCHLD);
   sigprocmask(SIG_BLOCK, &watched, &old_mask_);
   ::signal(SIGPIPE, SIG_IGN);

@@ -76,10 +76,9 @@ def test_values_that_are_no_text_are_shown_all_the_same():
     assert "no\N{REPLACEMENT CHARACTER}nic" in [row["value"] for row in rows]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_the_lab_without_root_is_judged_as_the_lab_does():
     """Where user namespaces work, links can be shaped without root."""
-    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"] if os.geteuid() == 0 else []
 
     def asked(*command):
         return subprocess.run([*nobody, *command], capture_output=True, text=True, cwd="/", timeout=60, check=False)

@@ -4,6 +4,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "cli/ignored_signals.h"
 #include "cli/run_output.h"
 
 namespace paceline::lab {
@@ -11,12 +12,7 @@ namespace paceline::lab {
 Signals::Signals() {
   sigset_t heard;
   sigemptyset(&heard);
-  for (int number : {SIGINT, SIGTERM, SIGHUP}) {
-    // Blocked, an ignored signal would be queued all the same, and end what its caller wants to outlive it.
-    struct sigaction now {};
-    bool is_ignored = sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
-    if (!is_ignored) sigaddset(&heard, number);
-  }
+  for (int number : {SIGINT, SIGTERM, SIGHUP}) cli::add_unless_ignored(heard, number);
   sigprocmask(SIG_BLOCK, &heard, &before_);
   signal(SIGPIPE, SIG_IGN);
   fd_ = signalfd(-1, &heard, SFD_CLOEXEC);

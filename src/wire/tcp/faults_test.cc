@@ -376,15 +376,21 @@ TEST(TcpFaults, DroppedPeerEndsItsRequestsOnly) {
   EXPECT_EQ(other, data);
 }
 
-// The control connection stands and beats on, but the bytes have no way: the cause is named, within the deadline.
-TEST(TcpFaults, DataConnectionsThatCannotBeOpenedAreNamed) {
-  Job job(2, [](TcpOptions& o) { o.protocol.peer_timeout = 800 * kMillisecond; });
-  std::vector<std::byte> data(2 << 20, std::byte{5});
-  std::vector<std::byte> into(data.size());
+/// Rank 0's message to rank 1, submitted where nothing but their control connection is open yet.
+void send_over_a_control_connection(Job& job, std::span<const std::byte> data,
+                                    std::vector<std::byte>& into) {
   job.at(0)->post_note(1, std::vector<std::byte>(1));
   ASSERT_TRUE(job.run_until([&] { return !job.events(1).notes.empty(); }));
   job.at(1)->receive(0, 1, 0, {into.data(), nullptr, into.size()}, 2);
   job.at(0)->send(1, 1, 0, data, 1);
+}
+
+// The control connection stands and beats on, but the bytes have no way: the cause is named, within the deadline.
+TEST(TcpFaults, DataConnectionsThatCannotBeOpenedAreNamed) {
+  Job job(2, [](TcpOptions& o) { o.protocol.peer_timeout = 800 * kMillisecond; });
+  const std::vector<std::byte> data(2 << 20, std::byte{5});
+  std::vector<std::byte> into(data.size());
+  send_over_a_control_connection(job, data, into);
   const Time begin = job.clock_.now();
   {
     const NoDescriptors none;
@@ -401,12 +407,9 @@ TEST(TcpFaults, DataConnectionsThatCannotBeOpenedAreNamed) {
 
 TEST(TcpFaults, AShortLackOfDescriptorsLosesNothing) {
   Job job(2);
-  std::vector<std::byte> data(2 << 20, std::byte{5});
+  const std::vector<std::byte> data(2 << 20, std::byte{5});
   std::vector<std::byte> into(data.size());
-  job.at(0)->post_note(1, std::vector<std::byte>(1));
-  ASSERT_TRUE(job.run_until([&] { return !job.events(1).notes.empty(); }));
-  job.at(1)->receive(0, 1, 0, {into.data(), nullptr, into.size()}, 2);
-  job.at(0)->send(1, 1, 0, data, 1);
+  send_over_a_control_connection(job, data, into);
   {
     const NoDescriptors none;
     const Time end = job.clock_.now() + 300 * kMillisecond;
