@@ -4,6 +4,7 @@
 //
 //   paceline-codec-alone fp16|topk ELEMENTS NODES SLOTS
 //
+// PACELINE_CODEC_THREADS as in a job, top-k's buckets too: 4 MiB, 32 where a rank has less than two cores.
 // Prints "median seconds S". A rank encodes its share of the node's sum, ELEMENTS / SLOTS. fp16 as a
 // ring takes it: N-1 chunks encoded and N-1 added on the way round, one encoded and N-1 decoded on
 // the way back. top-k: one encoding of the share, and the sum of N encodings for every rank's share.
@@ -19,13 +20,15 @@
 #include <string>
 #include <vector>
 
+#include "base/cores.h"
+#include "base/workers.h"
 #include "codec/codec.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 namespace codec = paceline::codec;
-// Elements of a DDP bucket: 4 MiB of float32, top-k 32.
+// Elements of a DDP bucket: 4 MiB of float32, top-k's 32 where cores are few (python/paceline/_torch/buckets.py).
 constexpr uint64_t kBucket = uint64_t{1} << 20;
 constexpr uint64_t kSparseBucket = uint64_t{8} << 20;
 
@@ -53,18 +56,19 @@ void step_dense(Work& w) {
   }
 }
 
-bool step_topk(Work& w) {
+bool step_topk(Work& w, paceline::Workers& workers) {
   const uint64_t share = w.share();
   codec::ResidualRun run{w.residual.data(), w.residual_after.data(), share};
-  auto sent =
-      codec::encode_topk(w.spec, {w.gradient.data(), share}, std::span(&run, 1), w.encoded.data());
+  auto sent = codec::encode_topk(w.spec, {w.gradient.data(), share}, std::span(&run, 1),
+                                 w.encoded.data(), &workers);
   std::swap(w.residual, w.residual_after);
   std::vector<std::span<const std::byte>> encodings(w.nodes);
   for (uint64_t slot = 0; (slot + 1) * share <= w.gradient.size(); ++slot) {
     for (uint64_t i = 0; i < w.nodes; ++i) encodings[i] = w.others[slot * w.nodes + i];
     if (slot == 0) encodings[0] = {w.encoded.data(), sent.bytes};
     std::span<float> sum(w.gradient.data() + slot * share, share);
-    if (!codec::decode_sum_topk(encodings, sum, static_cast<double>(w.nodes)).is_ok()) return false;
+    if (!codec::decode_sum_topk(encodings, sum, static_cast<double>(w.nodes), &workers).is_ok())
+      return false;
   }
   return true;
 }
@@ -85,12 +89,13 @@ std::vector<std::vector<std::byte>> encodings_of_others(const Work& w, uint64_t 
 }
 
 std::vector<Work> make_buckets(const paceline::plan::CodecSpec& spec, uint64_t elements,
-                               uint64_t nodes, uint64_t slots) {
+                               uint64_t nodes, uint64_t slots, int cores) {
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal(0, 1e-3F);
   std::vector<Work> buckets;
   const bool sparse = spec.codec == paceline::plan::Codec::kTopK;
-  const uint64_t most = sparse ? kSparseBucket : kBucket;
+  const bool few = static_cast<uint64_t>(cores) < 2 * nodes * slots;
+  const uint64_t most = sparse && few ? kSparseBucket : kBucket;
   for (uint64_t at = 0; at < elements; at += most) {
     auto share = std::min(most, elements - at) / slots;
     Work w{spec, nodes, {}, {}, {}, {}, {}, {}, {}};
@@ -119,7 +124,14 @@ int main(int argc, char** argv) try {
   }
   paceline::plan::CodecSpec spec;
   spec.codec = name == "fp16" ? paceline::plan::Codec::kFp16 : paceline::plan::Codec::kTopK;
-  auto buckets = make_buckets(spec, elements, nodes, slots);
+  // As many threads as a rank of the job has (src/capi/options.cc).
+  const char* asked = std::getenv("PACELINE_CODEC_THREADS");
+  const int cores = paceline::usable_cores();
+  paceline::Workers workers(
+      asked != nullptr && std::atoi(asked) > 0
+          ? std::atoi(asked)
+          : paceline::fitting_codec_threads(static_cast<int>(nodes * slots), cores));
+  auto buckets = make_buckets(spec, elements, nodes, slots, cores);
   std::vector<double> times;
   auto until = Clock::now() + std::chrono::seconds(3);
   while (Clock::now() < until || times.size() < 5) {
@@ -129,7 +141,7 @@ int main(int argc, char** argv) try {
       auto started = Clock::now();
       if (name == "fp16") {
         step_dense(bucket);
-      } else if (!step_topk(bucket)) {
+      } else if (!step_topk(bucket, workers)) {
         std::fputs("decoding failed\n", stderr);
         return 1;
       }

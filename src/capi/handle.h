@@ -12,17 +12,19 @@
 
 #include "base/settings.h"
 #include "base/status.h"
+#include "base/workers.h"
 #include "bootstrap/join.h"
 #include "engine/engine.h"
 #include "engine/runner.h"
 #include "paceline/comm.h"
 
-/// Destroyed from below to above: runner, engine, job.
+/// Destroyed from below to above: runner, engine, workers, job.
 struct paceline_comm {
   uint64_t fork_generation = 0;
   paceline::Settings settings;
   std::unique_ptr<paceline::bootstrap::Job> job;
   paceline::engine::EngineOptions options;
+  std::unique_ptr<paceline::Workers> workers;
   std::unique_ptr<paceline::engine::Engine> engine;
   std::unique_ptr<paceline::engine::Runner> runner;
   std::string description;

@@ -1,5 +1,10 @@
 #include "capi/options.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+
+#include "base/cores.h"
 #include "bootstrap/agreement.h"
 #include "capi/handle.h"
 
@@ -58,6 +63,19 @@ plan::CodecSpec codec_for(const Settings& settings, const paceline_op_args& args
   if (spec.codec == plan::Codec::kFp16) spec.scale = settings.number("gradient_scale");
   if (spec.codec == plan::Codec::kNone) spec = {};
   return spec;
+}
+
+int codec_threads(const Settings& settings, const bootstrap::Topology& topology) {
+  const std::string asked = settings.text("codec_threads");
+  if (asked != "auto") return std::atoi(asked.c_str());
+  // A node is a machine, or a container on one (bootstrap::node_identity): both share its cores.
+  const auto machine = [](const bootstrap::Member& m) {
+    return std::string_view(m.node_id).substr(0, m.node_id.rfind('/'));
+  };
+  const auto mine = machine(topology.self());
+  const auto ranks = std::count_if(topology.members.begin(), topology.members.end(),
+                                   [&](const auto& m) { return machine(m) == mine; });
+  return fitting_codec_threads(static_cast<int>(ranks), usable_cores());
 }
 
 }  // namespace paceline::capi

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/settings.h"
+#include "bootstrap/topology.h"
 #include "engine/engine.h"
 #include "paceline/comm.h"
 
@@ -14,5 +15,8 @@ engine::EngineOptions engine_options(const Settings& settings, double timeout_s)
 /// open. Settings apply to all-reduces of float32 by sum or average only, and top-k from topk_threshold bytes on;
 /// all else travels exactly.
 plan::CodecSpec codec_for(const Settings& settings, const paceline_op_args& args);
+
+/// Threads that code a bucket of top-k: the settings', or what suits the cores and the job's ranks on this machine.
+int codec_threads(const Settings& settings, const bootstrap::Topology& topology);
 
 }  // namespace paceline::capi

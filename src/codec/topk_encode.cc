@@ -12,11 +12,14 @@
 //    sample's largest magnitude suggests; where that was far too small, it is done again for what travels.
 // 4. The k largest of the candidates stay. They are exactly the k largest of all, whatever the
 // guess was.
+//    Workers share the sample and the first pass: each part of the buffer keeps its own k largest, among which are all
+//    that are among the k largest of the whole. The rest is done by one thread.
 #include <algorithm>
 #include <bit>
 #include <cassert>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "codec/candidates.h"
 #include "codec/codec.h"
@@ -37,6 +40,10 @@ using topk::Candidates;
 /// is free.
 constexpr uint64_t kTile = 16384;
 constexpr uint32_t kInfinityBits = 0x7F800000;
+/// A worker's part has at least so many elements (a tenth of a millisecond), and there are so many for each thread, so
+/// that one which the scheduler holds up leaves some to the others.
+constexpr uint64_t kPartElements = 4 * kTile;
+constexpr uint64_t kPartsOfAThread = 2;
 /// From this size on the rest would push everything else out of the cache before it is read again,
 /// a step later.
 constexpr uint64_t kStreamElements = uint64_t{1} << 20;
@@ -44,12 +51,21 @@ constexpr uint64_t kStreamElements = uint64_t{1} << 20;
 /// fp16 values: the sample's largest is brought to [2^10, 2^11), so that one 16 times as large still fits.
 constexpr int kSampleTop = 10;
 
+/// What a worker finds in its part of the buffer.
+struct Part {
+  topk::Scratch<uint32_t> index;
+  topk::Scratch<float> value;
+  uint64_t found = 0;
+  uint32_t largest = 0;
+};
+
 struct Memory {
   topk::Scratch<uint32_t> index;
   topk::Scratch<float> value;
   topk::Scratch<uint32_t> more_index;
   topk::Scratch<float> more_value;
   topk::Scratch<float> sent;
+  std::vector<Part> parts;
 };
 
 uint64_t room_for(uint64_t keep, uint64_t elements) {
@@ -65,9 +81,16 @@ struct PassRequest {
   int exponent = 0;
 };
 
+/// Elements [from, to) of the buffer.
+struct Stretch {
+  uint64_t from = 0;
+  uint64_t to = 0;
+};
+
 /// One pass in tiles: collects what reaches the threshold. Returns the bits of the largest magnitude; stops early on an
 /// Inf or NaN.
-uint32_t collect(const PassRequest& request, std::span<const ResidualRun> runs, Candidates& found) {
+uint32_t collect(const PassRequest& request, std::span<const ResidualRun> runs, Stretch stretch,
+                 Candidates& found) {
   uint32_t largest = 0;
   uint64_t begin = 0;
   cpu::SelectInput in;
@@ -76,8 +99,10 @@ uint32_t collect(const PassRequest& request, std::span<const ResidualRun> runs, 
   in.half_exponent = request.exponent;
   in.stream = request.stream;
   for (const auto& run : runs) {
-    for (uint64_t at = 0; at < run.elements; at += kTile) {
-      in.elements = std::min(kTile, run.elements - at);
+    const uint64_t first = std::max(begin, stretch.from) - begin;
+    const uint64_t end = std::min(begin + run.elements, stretch.to) - std::min(begin, stretch.to);
+    for (uint64_t at = first; at < end; at += kTile) {
+      in.elements = std::min(kTile, end - at);
       if (found.room() < in.elements + cpu::kSelectSlack)
         in.threshold = std::max(in.threshold, found.shrink(runs, request.threshold));
       in.rest = run.after + at;
@@ -94,6 +119,47 @@ uint32_t collect(const PassRequest& request, std::span<const ResidualRun> runs, 
   return largest;
 }
 
+/// The first pass by all workers. Returns what they found, in the order of positions, in `memory`, and the bits of the
+/// largest magnitude.
+Candidates collect_parts(const PassRequest& request, std::span<const ResidualRun> runs,
+                         uint64_t elements, uint64_t keep, int count, Workers& workers,
+                         Memory& memory, uint32_t& largest) {
+  const auto parts = static_cast<uint64_t>(count);
+  if (memory.parts.size() < parts) memory.parts.resize(parts);
+  const auto boundary = [&](uint64_t part) {
+    return part == parts ? elements : elements / kTile * part / parts * kTile;
+  };
+  for (uint64_t i = 0; i < parts; ++i) {  // tasks don't allocate
+    const uint64_t room = room_for(keep, boundary(i + 1) - boundary(i));
+    memory.parts[i].index.room(room);
+    memory.parts[i].value.room(room);
+  }
+  workers.run(count, [&](int number) {
+    const cpu::FloatMode mode;
+    const auto i = static_cast<uint64_t>(number);
+    Part& part = memory.parts[i];
+    const Stretch stretch{boundary(i), boundary(i + 1)};
+    const uint64_t room = room_for(keep, stretch.to - stretch.from);
+    Candidates found(part.index.room(room), part.value.room(room), room, keep);
+    part.largest = collect(request, runs, stretch, found);
+    part.found = found.size();
+  });
+  uint64_t all = 0;
+  for (uint64_t i = 0; i < parts; ++i) {
+    all += memory.parts[i].found;
+    largest = std::max(largest, memory.parts[i].largest);
+  }
+  const uint64_t room = std::max(all, room_for(keep, elements));
+  Candidates found(memory.index.room(room), memory.value.room(room), room, keep);
+  for (uint64_t i = 0; i < parts; ++i) {
+    Part& part = memory.parts[i];
+    std::copy_n(part.index.room(0), part.found, found.index_end());
+    std::copy_n(part.value.room(0), part.found, found.value_end());
+    found.add(part.found);
+  }
+  return found;
+}
+
 /// Step 3: brings `found`, which holds fewer than `keep`, up to `keep` or to all that isn't zero. What was found left
 /// zeros in the rest.
 void collect_missing(std::span<const ResidualRun> runs, uint64_t elements, uint64_t keep,
@@ -107,7 +173,7 @@ void collect_missing(std::span<const ResidualRun> runs, uint64_t elements, uint6
     Candidates more(memory.more_index.room(room), memory.more_value.room(room), room, missing);
     PassRequest request;
     request.threshold = next;
-    collect(request, runs, more);
+    collect(request, runs, {0, elements}, more);
     more.shrink(runs, next);
     found.merge(more);
     if (next == 1) return;
@@ -179,8 +245,16 @@ EncodedTopK write_non_finite(std::span<const ResidualRun> runs, uint64_t element
   return {topk::kHeaderBytes, 0, false};
 }
 
+/// In how many parts the first pass is worth sharing.
+int part_count(uint64_t elements, const Workers* workers) {
+  if (workers == nullptr || workers->threads() == 1) return 1;
+  const auto most = static_cast<uint64_t>(workers->threads()) * kPartsOfAThread;
+  return static_cast<int>(std::clamp<uint64_t>(elements / kPartElements, 1, most));
+}
+
 [[gnu::noinline]] EncodedTopK encode(const plan::CodecSpec& spec, std::span<const float> gradient,
-                                     std::span<const ResidualRun> runs, std::byte* dst) {
+                                     std::span<const ResidualRun> runs, std::byte* dst,
+                                     Workers* workers) {
   thread_local Memory memory;
   const uint64_t elements = gradient.size();
   const uint64_t keep = top_k_count(spec, elements);
@@ -191,13 +265,21 @@ EncodedTopK write_non_finite(std::span<const ResidualRun> runs, uint64_t element
   }
   assert(elements <= topk::kMaxElements);
 
-  const topk::Guess guess = topk::guess_threshold(gradient, runs, keep);
+  const int parts = part_count(elements, workers);
+  const topk::Guess guess =
+      topk::guess_threshold(gradient, runs, keep, parts > 1 ? workers : nullptr);
   if (guess.threshold >= kInfinityBits) return write_non_finite(runs, elements, dst);
-  const uint64_t room = room_for(keep, elements);
-  Candidates found(memory.index.room(room), memory.value.room(room), room, keep);
   PassRequest pass{gradient.data(), guess.threshold, elements >= kStreamElements, spec.fp16_values,
                    exponent_for(guess.largest, kSampleTop)};
-  const uint32_t largest_bits = collect(pass, runs, found);
+  uint32_t largest_bits = 0;
+  Candidates found = [&] {
+    if (parts > 1)
+      return collect_parts(pass, runs, elements, keep, parts, *workers, memory, largest_bits);
+    const uint64_t room = room_for(keep, elements);
+    Candidates all(memory.index.room(room), memory.value.room(room), room, keep);
+    largest_bits = collect(pass, runs, {0, elements}, all);
+    return all;
+  }();
   if (largest_bits >= kInfinityBits) return write_non_finite(runs, elements, dst);
   const auto largest = std::bit_cast<float>(largest_bits);
   bool halves_done = spec.fp16_values && halves_suit(largest, pass.exponent);
@@ -230,9 +312,9 @@ EncodedTopK write_non_finite(std::span<const ResidualRun> runs, uint64_t element
 }  // namespace
 
 EncodedTopK encode_topk(const plan::CodecSpec& spec, std::span<const float> gradient,
-                        std::span<const ResidualRun> runs, std::byte* dst) {
+                        std::span<const ResidualRun> runs, std::byte* dst, Workers* workers) {
   const cpu::FloatMode mode;
-  return encode(spec, gradient, runs, dst);
+  return encode(spec, gradient, runs, dst, workers);
 }
 
 }  // namespace paceline::codec

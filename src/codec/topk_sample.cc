@@ -6,6 +6,7 @@
 
 #include "codec/candidates.h"
 #include "codec/rank_select.h"
+#include "device/cpu/float_mode.h"
 #include "device/cpu/kernels.h"
 
 namespace paceline::codec::topk {
@@ -61,6 +62,30 @@ uint64_t take_sample(std::span<const float> gradient, std::span<const ResidualRu
   return taken;
 }
 
+/// The same by several threads, each at groups of its own.
+uint64_t share_sample(std::span<const float> gradient, std::span<const ResidualRun> runs,
+                      std::span<const uint64_t> groups, float* out, Workers& workers) {
+  constexpr int kMostParts = 16;
+  const int parts = std::min(workers.threads(), kMostParts);
+  const auto boundary = [&](int part) {
+    return groups.size() * static_cast<std::size_t>(part) / static_cast<std::size_t>(parts);
+  };
+  uint64_t taken[kMostParts];
+  workers.run(parts, [&](int part) {
+    const cpu::FloatMode mode;
+    const std::size_t first = boundary(part);
+    taken[part] = take_sample(gradient, runs, groups.subspan(first, boundary(part + 1) - first),
+                              out + first * kGroup);
+  });
+  uint64_t all = taken[0];
+  for (int part = 1; part < parts; ++part) {  // a group at the end of a run may have been cut short
+    float* from = out + boundary(part) * kGroup;
+    if (from != out + all) std::copy_n(from, taken[part], out + all);
+    all += taken[part];
+  }
+  return all;
+}
+
 void take_all(std::span<const float> gradient, std::span<const ResidualRun> runs, float* out) {
   uint64_t at = 0;
   for (const auto& run : runs) {
@@ -80,7 +105,7 @@ Guess at_rank(std::span<const float> sample, uint64_t rank) {
 }  // namespace
 
 Guess guess_threshold(std::span<const float> gradient, std::span<const ResidualRun> runs,
-                      uint64_t keep) {
+                      uint64_t keep, Workers* workers) {
   thread_local Scratch<float> sums;
   thread_local Scratch<uint64_t> places;
   const uint64_t elements = gradient.size();
@@ -94,7 +119,9 @@ Guess guess_threshold(std::span<const float> gradient, std::span<const ResidualR
   const std::span<uint64_t> groups(places.room(count), count);
   draw_groups(elements, groups);
   float* sample = sums.room(count * kGroup);
-  const uint64_t taken = take_sample(gradient, runs, groups, sample);
+  const uint64_t taken = workers == nullptr
+                             ? take_sample(gradient, runs, groups, sample)
+                             : share_sample(gradient, runs, groups, sample, *workers);
   const double above =
       static_cast<double>(keep) * static_cast<double>(taken) / static_cast<double>(elements);
   return at_rank({sample, taken},

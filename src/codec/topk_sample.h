@@ -16,8 +16,9 @@ struct Guess {
 /// A threshold that a little more than `keep` of the elements of gradient + residual reach, most likely: it aims at 3
 /// standard deviations of the sampling error above `keep`. Deterministic: groups of 16 neighbours (one cache line) are
 /// taken from equal strata, at an offset in each that a fixed generator gives, so that no period in the data meets a
-/// period in the sample. Small buffers are read whole. A wrong guess costs time, never the result.
+/// period in the sample. Small buffers are read whole. A wrong guess costs time, never the result. `workers`, if any,
+/// share the reading.
 Guess guess_threshold(std::span<const float> gradient, std::span<const ResidualRun> runs,
-                      uint64_t keep);
+                      uint64_t keep, Workers* workers = nullptr);
 
 }  // namespace paceline::codec::topk

@@ -43,7 +43,7 @@ struct Encoder {
   EncodedTopK result;
 
   void encode(const plan::CodecSpec& spec, const Floats& gradient,
-              const std::vector<std::size_t>& cuts = {}) {
+              const std::vector<std::size_t>& cuts = {}, Workers* workers = nullptr) {
     before.resize(gradient.size());
     after.assign(gradient.size(), -12345.0f);
     std::vector<ResidualRun> runs;
@@ -56,7 +56,7 @@ struct Encoder {
     }
     const uint64_t bound = encoded_bytes(spec, DType::kFloat32, gradient.size());
     bytes.assign(bound + 16, std::byte{0xEE});
-    result = encode_topk(spec, gradient, runs, bytes.data());
+    result = encode_topk(spec, gradient, runs, bytes.data(), workers);
     ASSERT_LE(result.bytes, bound) << "the bound is broken";
     for (std::size_t i = bound; i < bytes.size(); ++i)
       ASSERT_EQ(bytes[i], std::byte{0xEE}) << "wrote beyond the bound";

@@ -217,6 +217,7 @@ Result<OpId> EngineImpl::submit(const Operation& o, Time now) {
   if (selects) {
     r.residuals.bind(residuals_, o);
     r.binding.residuals = &r.residuals;
+    r.binding.workers = workers_;
   }
   // Another cut of the buckets makes other ranks encode what this one has residuals of, or none where all of it travels.
   const bool sums = o.op == ReduceOp::kSum || o.op == ReduceOp::kAverage;

@@ -23,6 +23,7 @@
 #include "base/interlude.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "base/workers.h"
 #include "bootstrap/topology.h"
 #include "plan/plan.h"
 #include "wire/channel.h"
@@ -116,6 +117,9 @@ class Engine {
   /// begins and ends. In between, from other threads and one at a time, submit(), send(), receive(), outcome() and forget()
   /// may be called, nothing else: whoever submits waits for neither. Must outlive the engine; nullptr: none.
   virtual void set_interlude(Interlude* interlude) = 0;
+  /// Threads that share the coding of a bucket under top-k; must outlive the engine. nullptr: none, it is done by the
+  /// thread that calls progress().
+  virtual void set_workers(Workers* workers) = 0;
   virtual Result<OpId> submit(const Operation& operation, Time now) = 0;
   virtual Result<OpId> send(const Transfer& transfer, Time now) = 0;
   virtual Result<OpId> receive(const Transfer& transfer, Time now) = 0;

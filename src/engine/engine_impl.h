@@ -81,6 +81,7 @@ class EngineImpl final : public Engine {
   EngineImpl(const EngineOptions& options, const bootstrap::Topology& topology,
              wire::Channel& channel);
 
+  void set_workers(Workers* workers) override { workers_ = workers; }
   void set_interlude(Interlude* interlude) override {
     interlude_.outer = interlude;
     channel_.set_interlude(interlude == nullptr ? nullptr : &interlude_);
@@ -172,6 +173,7 @@ class EngineImpl final : public Engine {
 
   EngineOptions options_;
   OpenInterlude interlude_;
+  Workers* workers_ = nullptr;
   bootstrap::Topology topology_;
   wire::Channel& channel_;
   std::vector<std::unique_ptr<Group>> groups_;

@@ -253,7 +253,8 @@ uint64_t Executor::decode_sum(const Step& s, Interlude& interlude) {
   Status status;
   {
     const OpenFor open(&interlude, s.dst.bytes);
-    status = codec::decode_sum_topk(encodings_, floats(at(s.dst), s.dst.bytes), s.divisor);
+    status = codec::decode_sum_topk(encodings_, floats(at(s.dst), s.dst.bytes), s.divisor,
+                                    binding_.workers);
   }
   if (!status) fail(status);
   return s.dst.bytes;
@@ -306,9 +307,9 @@ uint64_t Executor::encode(const Step& s, uint32_t step, Interlude& interlude) {
   }
   const std::byte* src = at(s.src);
   const OpenFor open(&interlude, s.src.bytes);
-  lengths_[step] =
-      codec::encode_topk(plan_->plan.request.codec, floats(src, s.src.bytes), *runs, at(s.dst))
-          .bytes;
+  lengths_[step] = codec::encode_topk(plan_->plan.request.codec, floats(src, s.src.bytes), *runs,
+                                      at(s.dst), binding_.workers)
+                       .bytes;
   return s.src.bytes;
 }
 

@@ -37,6 +37,7 @@ struct Binding {
   std::span<const uint64_t> receive_counts;
   uint64_t cookie = 0;  ///< of step 0; the step's index is added
   ResidualSource* residuals = nullptr;
+  Workers* workers = nullptr;  ///< that share the coding of a sparse operation; null: none
 };
 
 class Executor {

@@ -1,0 +1,39 @@
+#include "base/cores.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+
+namespace paceline {
+namespace {
+
+/// What the control group of this process may use, in cores; 0: no limit, or none that can be read.
+double group_limit() {
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    if (line.rfind("0::", 0) != 0) continue;
+    const std::string path = line.substr(3) == "/" ? "" : line.substr(3);
+    std::ifstream limit("/sys/fs/cgroup" + path + "/cpu.max");
+    double quota = 0, period = 0;  // "max 100000" where there is no limit: no number
+    return limit >> quota >> period && period > 0 ? quota / period : 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int usable_cores() {
+  cpu_set_t set;
+  const int allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  const double limit = group_limit();
+  const int granted = limit > 0 ? static_cast<int>(std::min(limit, 1e6)) : allowed;
+  return std::max(1, std::min(allowed, granted));
+}
+
+int fitting_codec_threads(int ranks, int cores) {
+  return std::clamp(cores / std::max(ranks, 1) / 2, 1, 4);
+}
+
+}  // namespace paceline

@@ -1,0 +1,70 @@
+// Computations that several threads share.
+#include "base/workers.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <numeric>
+#include <set>
+#include <thread>
+#include <vector>
+
+namespace paceline {
+namespace {
+
+TEST(Workers, EveryPartRunsOnceAndIsSeen) {
+  for (const int threads : {1, 2, 5}) {
+    Workers workers(threads);
+    for (int round = 0; round < 300; ++round) {
+      const int parts = round % 9;
+      std::vector<int> calls(
+          9, 0);  // each part writes its own: no atomics, so that a race is one for TSan too
+      workers.run(parts, [&](int part) { calls[static_cast<std::size_t>(part)] += 1 + part; });
+      for (int part = 0; part < 9; ++part)
+        ASSERT_EQ(calls[static_cast<std::size_t>(part)], part < parts ? 1 + part : 0)
+            << threads << " threads, part " << part << " of " << parts;
+    }
+  }
+}
+
+TEST(Workers, HelpersTakeParts) {
+  Workers workers(3);
+  std::mutex mutex;
+  std::set<std::thread::id> seen;
+  std::atomic<int> inside = 0;
+  // Each part waits for two others to be there: it ends only if three threads are at it.
+  workers.run(3, [&](int) {
+    {
+      std::lock_guard lock(mutex);
+      seen.insert(std::this_thread::get_id());
+    }
+    ++inside;
+    while (inside < 3) std::this_thread::yield();
+  });
+  EXPECT_EQ(seen.size(), 3U);
+  EXPECT_EQ(seen.count(std::this_thread::get_id()), 1U);
+}
+
+TEST(Workers, CallersTakeTurns) {
+  Workers workers(2);
+  constexpr int kCallers = 4, kRounds = 200, kParts = 3;
+  std::vector<std::vector<int>> counts(kCallers, std::vector<int>(kParts, 0));
+  std::vector<std::thread> callers;
+  for (auto& mine : counts)
+    callers.emplace_back([&] {
+      for (int round = 0; round < kRounds; ++round)
+        workers.run(kParts, [&](int part) { ++mine[static_cast<std::size_t>(part)]; });
+    });
+  for (auto& caller : callers) caller.join();
+  for (const auto& mine : counts)
+    EXPECT_EQ(std::accumulate(mine.begin(), mine.end(), 0), kRounds * kParts);
+}
+
+TEST(Workers, OneThreadStartsNone) {
+  Workers workers(1);
+  const auto here = std::this_thread::get_id();
+  workers.run(4, [&](int) { EXPECT_EQ(std::this_thread::get_id(), here); });
+}
+
+}  // namespace
+}  // namespace paceline
