@@ -448,6 +448,26 @@ void EngineImpl::carried(const wire::Completion& c, Time now) {
   suspect(r.peer, c.status);
 }
 
+// The oldest first: what is to be sent leaves before more is made ready. False: there was nothing of this kind.
+bool EngineImpl::run_local_steps(bool sums) {
+  uint64_t done = 0;
+  bool any = false;
+  for (std::size_t i = 0; i < active_.size() && done < kWorkBudget; ++i) {
+    Record& r = *records_[active_[i]];
+    if (r.state != Record::State::kRunning || r.transfer || !r.executor->has_work()) continue;
+    if (r.executor->only_adds_up() != sums) continue;
+    done += r.executor->work(kWorkSlice, channel_, interlude_);
+    any = true;
+    r.last_move = now_;
+    last_any_move_ = now_;
+    auto before = active_.size();
+    settle(r);
+    if (!failure_) break;
+    if (active_.size() < before) --i;
+  }
+  return any;
+}
+
 bool EngineImpl::progress(Time now, std::vector<OpId>& ended) {
   now_ = std::max(now_, now);
   events_.clear();
@@ -462,20 +482,9 @@ bool EngineImpl::progress(Time now, std::vector<OpId>& ended) {
   if (failure_ && now_ >= suspicion_.due && !farewell_)
     fail_with_peer(suspicion_.peer, suspicion_.why);
   if (failure_) {
-    // The oldest first: what is to be sent leaves before more is made ready.
-    uint64_t done = 0;
-    for (std::size_t i = 0; i < active_.size() && done < kWorkBudget; ++i) {
-      Record& r = *records_[active_[i]];
-      if (r.state != Record::State::kRunning || r.transfer || !r.executor->has_work()) continue;
-      done += r.executor->work(kWorkSlice, channel_, interlude_);
-      moved = true;
-      r.last_move = now_;
-      last_any_move_ = now_;
-      auto before = active_.size();
-      settle(r);
-      if (!failure_) break;
-      if (active_.size() < before) --i;
-    }
+    // What others wait for goes before what only this rank does: a top-k sum of an old bucket would keep a new one's
+    // encoding, and with it the link, waiting for a millisecond.
+    moved |= run_local_steps(false) || run_local_steps(true);
     admit_waiting(now_);
     if (now_ >= next_check_) check_timers(now_);
     if (finishing_) try_goodbye();

@@ -124,6 +124,7 @@ class EngineImpl final : public Engine {
   void release_resources(Record& r);
   Result<OpId> transfer(const Transfer& t, bool sending, Time now);
   void carried(const wire::Completion& c, Time now);
+  bool run_local_steps(bool sums);
   void check_finite(Record& r);
   void remember(const Record& r);
 

@@ -59,6 +59,12 @@ class Executor {
   [[nodiscard]] bool has_work() const {
     return failure_.is_ok() && (current_ != plan::kNoStep || !ready_.empty());
   }
+  /// All that can be done now is to add up what has come: nobody waits for it but this rank.
+  [[nodiscard]] bool only_adds_up() const {
+    if (!has_work()) return false;
+    const uint32_t next = current_ != plan::kNoStep ? current_ : ready_.front();
+    return plan_->plan.steps[next].kind == plan::StepKind::kDecodeSum;
+  }
   /// The first thing that went wrong. A mismatch carries the peer in failed_peer().
   [[nodiscard]] const Status& failure() const { return failure_; }
   [[nodiscard]] Rank failed_peer() const { return failed_peer_; }  ///< world numbering, -1: none

@@ -1,6 +1,7 @@
 """The size of DDP's buckets under the one import: the script's, or the setting fusion_threshold."""
 
 import contextlib
+import inspect
 import os
 
 import torch
@@ -117,6 +118,24 @@ def thirty_two_for_top_k_on_few_cores():
         assert len(sizes) in (2, 3), sizes
         with threshold(4 * MIB):
             assert_about(buckets(DistributedDataParallel(Chain())), 4 * MIB)
+
+
+@check
+def top_k_leaves_nothing_small_at_the_end():
+    """Where DDP takes a size for each bucket."""
+    listed = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel.__init__).parameters
+    with setting("PACELINE_CODEC", "topk"), cores_as_told("one machine", 2 * SIZE):
+        with setting("PACELINE_TOPK_THRESHOLD", 3 * MIB):
+            sizes = buckets(DistributedDataParallel(Chain(layers=13)))
+            assert (len(sizes), sizes[-1] == 5 * MIB) == ((3, True) if listed else (4, False)), sizes
+            sizes = buckets(DistributedDataParallel(Chain(layers=13), find_unused_parameters=True))
+            assert len(sizes) == 4, sizes
+            # Of two buckets the first would wait for the last gradient; what the user chose stays.
+            assert len(buckets(DistributedDataParallel(Chain(layers=5)))) == 2
+            with threshold(4 * MIB):
+                assert len(buckets(DistributedDataParallel(Chain(layers=13)))) == 4
+        with setting("PACELINE_TOPK_THRESHOLD", MIB):
+            assert len(buckets(DistributedDataParallel(Chain(layers=13)))) == 4
 
 
 @check

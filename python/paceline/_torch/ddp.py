@@ -117,10 +117,10 @@ def _choose_buckets(cls):
             if cuda.carries(module, given.arguments.get("process_group")):
                 given.arguments.update(buckets.for_cuda(given.arguments))
             return original(*given.args, **given.kwargs)
-        threshold = buckets.for_cpu(module, _group_of(given.arguments))
         # Without fusion, the smallest cap gives each parameter a bucket of its own.
-        given.arguments["bucket_cap_mb"] = max(threshold, 1) / 2**20
-        with _first_bucket_of_at_most(max(threshold, 1)):
+        chosen = buckets.for_cpu(given.arguments, _group_of(given.arguments))
+        given.arguments.update(chosen)
+        with _first_bucket_of_at_most(int(chosen.get("bucket_cap_mb", 1) * buckets.MIB)):
             return original(*given.args, **given.kwargs)
 
     cls.__init__ = wrapper
