@@ -194,6 +194,82 @@ TEST_P(Sparse, WhatIsOwedIsPaidWithoutAnExactStepToo) {
   EXPECT_EQ(residual_sum(cluster), std::vector<double>(kElements));
 }
 
+// Rank 0 has all of an old bucket's encodings and a new bucket's gradient: the other rank waits for the latter alone.
+TEST(SparseOrder, AnEncodingGoesBeforeTheSumOfAnOlderBucket) {
+  constexpr std::size_t kLarge = 300'000;  // a step of it is all that one call of progress() does
+  Cluster cluster(2);
+  std::mt19937_64 random(3);
+  std::vector<std::vector<float>> data;
+  for (int i = 0; i < 4; ++i) data.push_back(random_values<float>(random, kLarge, -1000, 1000));
+  const auto submit = [&](Rank r, std::size_t bucket) {
+    auto& buffer = data[static_cast<std::size_t>(r) * 2 + bucket];
+    Operation o;
+    o.count = kLarge;
+    o.input = o.output = buffer.data();
+    o.codec.codec = plan::Codec::kTopK;
+    o.codec.ratio = 0.01;
+    o.segments = {{7 + bucket, 0, kLarge}};
+    o.name = "bucket " + std::to_string(bucket);
+    auto id = cluster[r].submit(o, cluster.now);
+    EXPECT_TRUE(id) << id.status().to_string();
+    return *id;
+  };
+  std::vector<OpId> ended;
+  const auto progress = [&](Rank r, int calls) {
+    while (calls-- > 0) cluster[r].progress(cluster.now, ended);
+  };
+  const OpId old_there = submit(1, 0), new_there = submit(1, 1);
+  const OpId old_here = submit(0, 0);
+  progress(1, 20);                          // both its encodings have left
+  cluster[0].progress(cluster.now, ended);  // the old bucket's leaves
+  EXPECT_EQ(cluster[0].outcome(old_here), nullptr);
+  const OpId new_here = submit(0, 1);
+  cluster[0].progress(cluster.now, ended);
+  EXPECT_EQ(cluster[0].outcome(old_here), nullptr);
+  progress(1, 20);
+  EXPECT_NE(cluster[1].outcome(new_there), nullptr) << "it waits for a sum that is not its own";
+  progress(0, 20);
+  for (const OpId id : {old_here, new_here}) {
+    ASSERT_NE(cluster[0].outcome(id), nullptr);
+    EXPECT_TRUE(cluster[0].outcome(id)->status);
+  }
+  EXPECT_NE(cluster[1].outcome(old_there), nullptr);
+  EXPECT_EQ(data[0], data[2]);
+  EXPECT_EQ(data[1], data[3]);
+}
+
+// The same bits whoever lends a hand.
+TEST(SparseOrder, WorkersShareTheCoding) {
+  constexpr std::size_t kLarge = 400'000;
+  std::vector<std::vector<float>> results;
+  for (const int threads : {1, 3}) {
+    Cluster cluster(2);
+    Workers workers(threads);
+    std::mt19937_64 random(4);
+    std::vector<std::vector<float>> data;
+    std::vector<OpId> ids;
+    for (Rank r = 0; r < 2; ++r) data.push_back(random_values<float>(random, kLarge, -1000, 1000));
+    for (Rank r = 0; r < 2; ++r) {
+      cluster[r].set_workers(&workers);
+      auto& mine = data[static_cast<std::size_t>(r)];
+      Operation o;
+      o.count = kLarge;
+      o.input = o.output = mine.data();
+      o.codec.codec = plan::Codec::kTopK;
+      o.codec.ratio = 0.01;
+      o.segments = {{7, 0, kLarge}};
+      o.name = "bucket";
+      auto id = cluster[r].submit(o, cluster.now);
+      ASSERT_TRUE(id) << id.status().to_string();
+      ids.push_back(*id);
+    }
+    cluster.expect_ok(ids);
+    EXPECT_EQ(data[0], data[1]);
+    results.push_back(data[0]);
+  }
+  EXPECT_EQ(results[0], results[1]);
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, Sparse,
                          testing::Values(std::pair<Rank, int>{2, 1}, std::pair<Rank, int>{4, 2},
                                          std::pair<Rank, int>{5, 2}));
