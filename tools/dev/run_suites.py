@@ -30,12 +30,12 @@ PRINT = threading.Lock()
 _OLD = ("buckets", "codecs", "ddp", "faults", "group", "models", "older", "overlap", "shared_pages", "start")
 TORCH_1_13 = [f"tests/torch/test_{name}.py" for name in _OLD]
 #: Modules with threads or with memory that several processes share: what ThreadSanitizer is for.
-THREADED = ("wire_shm", "wire_tcp", "engine", "capi", "gpu")
+THREADED = ("base", "codec", "wire_shm", "wire_tcp", "engine", "capi", "gpu")
 #: What every run instruments: the code that takes bytes from strangers, and its threads. --instrumented: all.
 FUZZED = ("handshake", "protocol", "kv_frame", "launcher_text", "members", "shm_handshake", "shm_ring")
 IN_EVERY_RUN = {
     "asan": ("base", "bootstrap", "wire_protocol", "wire_tcp", "wire_shm"),
-    "tsan": ("wire_tcp", "wire_shm"),
+    "tsan": ("base", "codec", "wire_tcp", "wire_shm"),
     "fuzz": FUZZED,
 }
 
