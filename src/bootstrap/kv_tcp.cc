@@ -18,6 +18,8 @@ namespace {
 
 constexpr Time kFirstPause = 10 * kMillisecond;
 constexpr Time kLongestPause = kSecond;
+/// For an address to answer. One of a host's may lead nowhere, and the kernel would ask there for two minutes.
+constexpr Time kPatience = 5 * kSecond;
 
 }  // namespace
 
@@ -41,6 +43,7 @@ TcpKeyValue::~TcpKeyValue() {
 
 void TcpKeyValue::connect(Time now) {
   const auto& to = addresses_[next_address_ % addresses_.size()];
+  give_up_at_ = after(now, kPatience);
   fd_ = ::socket(to.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd_ < 0) return disconnected(now, std::strerror(errno));
   int on = 1;
@@ -103,7 +106,11 @@ Status TcpKeyValue::poll(Time now) {
   if (fd_ < 0 && now >= retry_at_) connect(now);
   if (fd_ >= 0 && !connected_) {
     pollfd waiting{fd_, POLLOUT, 0};
-    if (::poll(&waiting, 1, 0) <= 0) return {};
+    if (::poll(&waiting, 1, 0) <= 0) {
+      if (now >= give_up_at_)
+        disconnected(now, fmt::format("no answer within {} s", kPatience / kSecond));
+      return {};
+    }
     int error = 0;
     socklen_t length = sizeof(error);
     ::getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length);

@@ -62,6 +62,7 @@ class TcpKeyValue final : public KeyValue {
   Status trouble_;
   Time retry_at_ = 0;
   Time pause_ = 0;
+  Time give_up_at_ = 0;  ///< on the address that was asked last
 };
 
 }  // namespace paceline::bootstrap

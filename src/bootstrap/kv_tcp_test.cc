@@ -2,6 +2,7 @@
 #include "bootstrap/kv_tcp.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -69,6 +70,35 @@ class KvTcp : public ::testing::Test {
   Status last;
   int keys = 0;
 };
+
+TEST_F(KvTcp, AnAddressThatDoesNotAnswerIsNotWaitedForLong) {
+  // A listener whose queue is full drops whoever comes, as a firewall does.
+  const int silent = ::socket(AF_INET, SOCK_STREAM, 0);
+  auto any = numeric_address("127.0.0.1", 0);
+  sockaddr_in bound{};
+  socklen_t length = sizeof bound;
+  ASSERT_EQ(::bind(silent, any->get(), any->length), 0);
+  ASSERT_EQ(::listen(silent, 0), 0);
+  ASSERT_EQ(::getsockname(silent, reinterpret_cast<sockaddr*>(&bound), &length), 0);
+  std::vector<int> queue;
+  for (int i = 0; i < 3; ++i) {
+    queue.push_back(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+    (void)::connect(queue.back(), reinterpret_cast<sockaddr*>(&bound), length);
+  }
+  const uint16_t port = ntohs(bound.sin_port);
+  auto opened = TcpKeyValue::open("127.0.0.1", port, secret("the secret of this job"), nullptr);
+  ASSERT_TRUE(opened);
+  auto& space = **opened;
+  const Time begin = SteadyClock().now();
+  EXPECT_TRUE(space.poll(begin));
+  EXPECT_TRUE(space.poll(begin + 4 * kSecond));
+  EXPECT_EQ(space.trouble().message().find("no answer"), std::string::npos);
+  EXPECT_TRUE(space.poll(begin + 6 * kSecond));
+  EXPECT_NE(space.trouble().message().find("no answer within 5 s"), std::string::npos)
+      << space.trouble().message();
+  for (const int fd : queue) ::close(fd);
+  ::close(silent);
+}
 
 TEST_F(KvTcp, AGetWaitsForItsPut) {
   auto a = client();
