@@ -130,7 +130,7 @@ int main(int argc, char** argv) try {
   paceline::Workers workers(
       asked != nullptr && std::atoi(asked) > 0
           ? std::atoi(asked)
-          : paceline::fitting_codec_threads(static_cast<int>(nodes * slots), cores));
+          : paceline::fitting_codec_threads(static_cast<int>(nodes * slots), cores, cores));
   auto buckets = make_buckets(spec, elements, nodes, slots, cores);
   std::vector<double> times;
   auto until = Clock::now() + std::chrono::seconds(3);

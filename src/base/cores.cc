@@ -1,8 +1,10 @@
 #include "base/cores.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <fstream>
 #include <string>
 
@@ -25,15 +27,22 @@ double group_limit() {
 }  // namespace
 
 int usable_cores() {
-  cpu_set_t set;
-  const int allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  cpu_set_t
+      set;  // too small for a machine of more than 1024 processors: then all of them are taken for allowed
+  const int allowed =
+      sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : machine_cores();
   const double limit = group_limit();
   const int granted = limit > 0 ? static_cast<int>(std::min(limit, 1e6)) : allowed;
   return std::max(1, std::min(allowed, granted));
 }
 
-int fitting_codec_threads(int ranks, int cores) {
-  return std::clamp(cores / std::max(ranks, 1) / 2, 1, 4);
+int machine_cores() { return static_cast<int>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN))); }
+
+int fitting_codec_threads(int ranks, int usable, int machine) {
+  const int all = std::max(ranks, 1);
+  const bool apart =
+      static_cast<int64_t>(usable) * all <= machine;  // bound, or in containers of their own
+  return std::clamp((apart ? usable : usable / all) / 2, 1, 4);
 }
 
 }  // namespace paceline

@@ -6,8 +6,12 @@ namespace paceline {
 /// Those that it may run on, at most what its control group (version 2) lets it have, rounded down; at least 1.
 int usable_cores();
 
-/// Threads for a rank's encoding and decoding of top-k on the CPU, where `ranks` share `cores` of a machine: half of the
-/// rank's, for the backward pass goes on meanwhile; one to four.
-int fitting_codec_threads(int ranks, int cores);
+/// Those that the machine has.
+int machine_cores();
+
+/// Threads for a rank's encoding and decoding of top-k on the CPU: half of its cores, for the backward pass goes on
+/// meanwhile; one to four. `ranks` of the job are on the machine, which has `machine` cores, and this one may use
+/// `usable`: by itself where there are as many for each, shared by all of them otherwise.
+int fitting_codec_threads(int ranks, int usable, int machine);
 
 }  // namespace paceline

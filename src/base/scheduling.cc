@@ -33,7 +33,8 @@ void become_network_thread(const char* name) {
   prctl(PR_SET_NAME, name);
   prctl(PR_SET_TIMERSLACK, kTimerSlackNs, 0, 0, 0);
   const auto self = static_cast<id_t>(syscall(SYS_gettid));
-  const int nice = getpriority(PRIO_PROCESS, self);
+  // The main thread's, not its own: one that was started by a thread of the network has inherited the higher one.
+  const int nice = getpriority(PRIO_PROCESS, static_cast<id_t>(getpid()));
   (void)setpriority(PRIO_PROCESS, self, nice - kSteps);
   const int policy = sched_getscheduler(0);
   if (policy != SCHED_OTHER && policy != SCHED_BATCH) return;  // somebody has chosen another kind

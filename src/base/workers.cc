@@ -1,9 +1,9 @@
 #include "base/workers.h"
 
-#include <sys/prctl.h>
-
 #include <algorithm>
 #include <system_error>
+
+#include "base/scheduling.h"
 
 namespace paceline {
 
@@ -53,7 +53,8 @@ void Workers::take_parts(std::unique_lock<std::mutex>& lock) {
 }
 
 void Workers::help() {
-  prctl(PR_SET_NAME, "paceline-codec");
+  // They do what the network's thread would do by itself, and the link waits for it.
+  become_network_thread("paceline-codec");
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stopping_ || next_ < parts_; });

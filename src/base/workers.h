@@ -22,18 +22,19 @@ class Workers {
   [[nodiscard]] int threads() const { return threads_; }
 
   /// Calls task(part) once for each part from 0 to `parts` - 1, in any order and on any of the threads, and returns when
-  /// all have ended. What they wrote is visible then. The task must not throw, nor call run(). Callers from several
-  /// threads take turns.
+  /// all have ended. What they wrote is visible then. The task must not call run(), and what it throws (in effect: no
+  /// memory) ends the process: the other threads are at its caller's variables. Callers from several threads take turns.
   template <class Task>
   void run(int parts, const Task& task) {
-    run_all(parts,
-            {&task, [](const void* of, int part) { (*static_cast<const Task*>(of))(part); }});
+    run_all(parts, {&task, [](const void* of, int part) noexcept {
+                      (*static_cast<const Task*>(of))(part);
+                    }});
   }
 
  private:
   struct Call {
     const void* task = nullptr;
-    void (*call)(const void*, int) = nullptr;
+    void (*call)(const void*, int) noexcept = nullptr;
   };
 
   void run_all(int parts, Call call);

@@ -67,7 +67,8 @@ Status create(const paceline_comm_options& o, paceline_comm** out) {
       bootstrap::find_identity(std::nullopt, std::nullopt, comm->settings.flag("use_ddp_launcher"));
   if (launched) comm->job_local_size = launched->local_size;
   comm->engine = engine::make_engine(comm->options, topology, *comm->job->channel);
-  comm->workers = std::make_unique<Workers>(codec_threads(comm->settings, topology));
+  comm->workers =
+      std::make_unique<Workers>(codec_threads(comm->settings, topology, comm->job_local_size));
   comm->engine->set_workers(comm->workers.get());
   comm->description = start_line(*comm->job, comm->settings,
                                  comm->options);  // before another thread drives the channel

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <string_view>
+#include <string>
 
 #include "base/cores.h"
 #include "bootstrap/agreement.h"
+#include "bootstrap/identity.h"
 #include "capi/handle.h"
 
 namespace paceline::capi {
@@ -65,17 +66,20 @@ plan::CodecSpec codec_for(const Settings& settings, const paceline_op_args& args
   return spec;
 }
 
-int codec_threads(const Settings& settings, const bootstrap::Topology& topology) {
+int codec_threads(const Settings& settings, const bootstrap::Topology& topology,
+                  int job_local_size) {
   const std::string asked = settings.text("codec_threads");
   if (asked != "auto") return std::atoi(asked.c_str());
-  // A node is a machine, or a container on one (bootstrap::node_identity): both share its cores.
-  const auto machine = [](const bootstrap::Member& m) {
-    return std::string_view(m.node_id).substr(0, m.node_id.rfind('/'));
-  };
-  const auto mine = machine(topology.self());
-  const auto ranks = std::count_if(topology.members.begin(), topology.members.end(),
-                                   [&](const auto& m) { return machine(m) == mine; });
-  return fitting_codec_threads(static_cast<int>(ranks), usable_cores());
+  // A node is a machine, or a container on one, unless PACELINE_NODE_ID says otherwise: containers share the cores.
+  const std::string machine = bootstrap::machine_identity() + "/";
+  const auto& mine = topology.self();
+  const bool named = mine.node_id.rfind(machine, 0) != 0;
+  const auto here =
+      std::count_if(topology.members.begin(), topology.members.end(), [&](const auto& m) {
+        return named ? m.node == mine.node : m.node_id.rfind(machine, 0) == 0;
+      });
+  return fitting_codec_threads(std::max(static_cast<int>(here), job_local_size), usable_cores(),
+                               machine_cores());
 }
 
 }  // namespace paceline::capi

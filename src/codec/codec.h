@@ -68,8 +68,8 @@ struct EncodedTopK {
 /// its size). `dst` has encoded_bytes() bytes; those beyond EncodedTopK::bytes may be overwritten.
 /// When an Inf or NaN is in the sum, nothing is sent but that fact, and `after` becomes a copy of
 /// `before`. `workers`, if any, share the work; the result is the same in every bit. The calling
-/// thread keeps some scratch memory from call to call, about 16 bytes × k (for each thread and once
-/// more with several, but no more than 8 bytes × elements in all) + 4 bytes × elements / 100.
+/// thread keeps some scratch memory from call to call: about 16 bytes × k + 4 bytes × elements / 100,
+/// and with several threads 32 bytes × k for each of them, but no more than 16 bytes × elements.
 EncodedTopK encode_topk(const plan::CodecSpec& spec, std::span<const float> gradient,
                         std::span<const ResidualRun> runs, std::byte* dst,
                         Workers* workers = nullptr);
@@ -77,7 +77,7 @@ EncodedTopK encode_topk(const plan::CodecSpec& spec, std::span<const float> grad
 /// one walk over dst, which has the `elements` that each encodes. If one is flagged non-finite, dst
 /// becomes NaN. Every byte is checked before it is used: kCorrupted names what is wrong, and dst may
 /// then hold a part of the sum. `workers`, if any, share the work; the result is the same in every bit. The calling
-/// thread keeps 1.2 KiB an encoding and thread from call to call.
+/// thread keeps 1.2 KiB an encoding from call to call, with several threads 2.5 KiB an encoding and thread.
 Status decode_sum_topk(std::span<const std::span<const std::byte>> encodings, std::span<float> dst,
                        double divisor = 1.0, Workers* workers = nullptr);
 

@@ -129,7 +129,7 @@ Candidates collect_parts(const PassRequest& request, std::span<const ResidualRun
   const auto boundary = [&](uint64_t part) {
     return part == parts ? elements : elements / kTile * part / parts * kTile;
   };
-  for (uint64_t i = 0; i < parts; ++i) {  // tasks don't allocate
+  for (uint64_t i = 0; i < parts; ++i) {  // here, where a lack of memory can be told
     const uint64_t room = room_for(keep, boundary(i + 1) - boundary(i));
     memory.parts[i].index.room(room);
     memory.parts[i].value.room(room);

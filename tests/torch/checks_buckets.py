@@ -35,6 +35,21 @@ class Chain(torch.nn.Module):
         return x
 
 
+class TwoKinds(torch.nn.Module):
+    """Layers of 3 MiB and of 1 MiB in turn, registered kind by kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.large = torch.nn.ModuleList(torch.nn.Linear(512, 1536, bias=False) for _ in range(12))
+        self.small = torch.nn.ModuleList(torch.nn.Linear(512, 512, bias=False) for _ in range(12))
+        self.last = torch.nn.Linear(512, 128, bias=False)
+
+    def forward(self, x):
+        for large, small in zip(self.large, self.small):
+            x = torch.tanh(small(large(x)[:, :512]))
+        return self.last(x)
+
+
 @contextlib.contextmanager
 def setting(name, value):
     os.environ[name] = str(value)
@@ -126,16 +141,22 @@ def top_k_leaves_nothing_small_at_the_end():
     listed = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel.__init__).parameters
     with setting("PACELINE_CODEC", "topk"), cores_as_told("one machine", 2 * SIZE):
         with setting("PACELINE_TOPK_THRESHOLD", 3 * MIB):
-            sizes = buckets(DistributedDataParallel(Chain(layers=13)))
+            model = DistributedDataParallel(Chain(layers=13))
+            assert model.bucket_bytes_cap == 4 * MIB  # by which torch.compile cuts the graph
+            sizes = buckets(model)
             assert (len(sizes), sizes[-1] == 5 * MIB) == ((3, True) if listed else (4, False)), sizes
+            # Gradients in another order than that of the parameters: nothing gathers at the end.
+            sizes = buckets(DistributedDataParallel(TwoKinds()))
+            assert max(sizes) < 8 * MIB, sizes
             sizes = buckets(DistributedDataParallel(Chain(layers=13), find_unused_parameters=True))
             assert len(sizes) == 4, sizes
             # Of two buckets the first would wait for the last gradient; what the user chose stays.
             assert len(buckets(DistributedDataParallel(Chain(layers=5)))) == 2
             with threshold(4 * MIB):
                 assert len(buckets(DistributedDataParallel(Chain(layers=13)))) == 4
-        with setting("PACELINE_TOPK_THRESHOLD", MIB):
-            assert len(buckets(DistributedDataParallel(Chain(layers=13)))) == 4
+        for other in (MIB, 64 * MIB):  # the end travels by top-k, or nothing does
+            with setting("PACELINE_TOPK_THRESHOLD", other):
+                assert len(buckets(DistributedDataParallel(Chain(layers=13)))) == 4
 
 
 @check

@@ -74,7 +74,8 @@ def _without_a_dense_end(arguments, cap):
     """
     if arguments.get("find_unused_parameters") and not arguments.get("static_graph"):
         return None  # such buckets are made once, from the first parameter on: what is small at the end is ready first
-    if not _takes_a_list() or len({p.dtype for p in _ready(arguments["module"])}) > 1:
+    threshold = int(core.setting("topk_threshold", _state.face))
+    if not _takes_a_list() or cap < threshold or {p.dtype for p in _ready(arguments["module"])} != {torch.float32}:
         return None
     sizes, size = [], 0
     for one in ready_order(arguments["module"]):
@@ -83,16 +84,30 @@ def _without_a_dense_end(arguments, cap):
             sizes.append(size)
             size = 0
     # Of two buckets in all the first would have to wait for the last gradient.
-    if size == 0 or size >= int(core.setting("topk_threshold", _state.face)) or len(sizes) < 2:
+    if size == 0 or size >= threshold or len(sizes) < 2:
         return None
-    return [cap] * (len(sizes) - 1) + [sum(sizes) + size]  # the last takes all that is left
+    # Where the gradients come in another order than the parameters were registered in, more buckets may follow.
+    return [cap] * (len(sizes) - 1) + [sizes[-1] + size, cap]
+
+
+def cap_for_cuda(module):
+    """Bytes of a bucket of a CUDA model but for the first and last ones."""
+    total = sum(ready_order(module))
+    chosen = chosen_size(total)
+    return chosen if chosen is not None else usual_size(total)
+
+
+def tell_compiler(ddp, cap):
+    """torch.compile cuts a model's graph by this attribute, which DDP sets to the largest of a list: one large bucket
+    would leave a single graph, whose gradients all come at the end of the backward pass."""
+    ddp.bucket_bytes_cap = int(cap)
 
 
 def for_cuda(arguments):
     """Arguments of DistributedDataParallel that give a CUDA model buckets of our sizes."""
     sizes = ready_order(arguments["module"])
     chosen = chosen_size(sum(sizes))
-    cap = chosen if chosen is not None else usual_size(sum(sizes))
+    cap = cap_for_cuda(arguments["module"])
     if chosen == 0 or not _takes_a_list() or arguments.get("mixed_precision") is not None:
         return {"bucket_cap_mb": max(cap, 1) / MIB}
     caps = plan(sizes, cap, min(_LEAST, cap), min(_LAST, cap), by_rows(arguments["module"]))

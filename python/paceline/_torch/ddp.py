@@ -115,13 +115,21 @@ def _choose_buckets(cls):
         module = given.arguments["module"]
         if any(p.device.type == "cuda" for p in module.parameters()):
             if cuda.carries(module, given.arguments.get("process_group")):
-                given.arguments.update(buckets.for_cuda(given.arguments))
+                chosen = buckets.for_cuda(given.arguments)
+                given.arguments.update(chosen)
+                original(*given.args, **given.kwargs)
+                if "bucket_cap_mb_list" in chosen:
+                    buckets.tell_compiler(self, buckets.cap_for_cuda(module))
+                return None
             return original(*given.args, **given.kwargs)
         # Without fusion, the smallest cap gives each parameter a bucket of its own.
         chosen = buckets.for_cpu(given.arguments, _group_of(given.arguments))
         given.arguments.update(chosen)
         with _first_bucket_of_at_most(int(chosen.get("bucket_cap_mb", 1) * buckets.MIB)):
-            return original(*given.args, **given.kwargs)
+            original(*given.args, **given.kwargs)
+        if "bucket_cap_mb_list" in chosen:
+            buckets.tell_compiler(self, chosen["bucket_cap_mb_list"][-1] * buckets.MIB)
+        return None
 
     cls.__init__ = wrapper
 
