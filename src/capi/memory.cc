@@ -1,5 +1,6 @@
 // Memory of paceline_alloc and paceline_share: where the node's other ranks can read it in place, if the job has shared memory.
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 
 #include "capi/handle.h"
@@ -8,6 +9,7 @@
 namespace paceline::capi {
 
 void* allocate_shared_memory(paceline_comm& comm, size_t bytes) {
+  if (bytes > PTRDIFF_MAX) return nullptr;  // rounding it up would begin again at 0
   if (comm.job != nullptr && comm.job->allocator != nullptr) {
     return comm.job->allocator->allocate(bytes);
   }

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -195,6 +196,96 @@ TEST(Notices, TheEndOfTheCommunicatorIsTold) {
   Processes ranks(2, [](int rank, FileStore& store) { return the_end_is_told(rank, 2, store); });
   EXPECT_EQ(ranks.wait(0), 0);
   EXPECT_EQ(ranks.wait(1), 0);
+}
+
+// An empty operation has ended when it is submitted, and its place is taken by the next one before anybody hears of it.
+TEST(Notices, AfterOperationsThatEndAtOnce) {
+  for (const char* wire : {"tcp", "auto"}) {
+    setenv("PACELINE_WIRE", wire, 1);
+    Processes ranks(2, [](int rank, FileStore& store) {
+      auto* comm = create(rank, 2, store);
+      MUST(comm != nullptr);
+      Listener listener(comm);
+      std::vector<float> data(200'000, 1.0F);
+      constexpr size_t kRounds = 100;
+      for (size_t round = 0; round < kRounds; ++round) {
+        auto empty = op_args(0, 0, data.data(), data.data(), 0);
+        paceline_result result{};
+        result.struct_size = sizeof result;
+        MUST(paceline_run(comm, &empty, &result) == PACELINE_OK);
+        auto large = op_args(0, 0, data.data(), data.data(), data.size());
+        large.notify = Listener::hear;
+        large.context = &listener;
+        paceline_op op = 0;
+        MUST(paceline_submit(comm, &large, &op) == PACELINE_OK);
+        MUST(listener.wait_for(round + 1));
+        MUST(listener.told().back().op == op && listener.told().back().code == PACELINE_OK);
+      }
+      MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+      return 0;
+    });
+    for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r), 0) << wire;
+  }
+  unsetenv("PACELINE_WIRE");
+}
+
+TEST(Notices, AnOperationTellsInOneWay) {
+  Processes ranks(2, [](int rank, FileStore& store) {
+    auto* comm = create(rank, 2, store);
+    MUST(comm != nullptr);
+    Listener listener(comm);
+    std::vector<float> data(10, 1.0F);
+    // The other rank comes when this one has asked.
+    auto a = op_args(0, 0, data.data(), data.data(), data.size());
+    paceline_op watched = 0, told = 0;
+    MUST(paceline_submit(comm, &a, &watched) == PACELINE_OK);
+    MUST(paceline_watch(comm, watched) == PACELINE_OK);
+    MUST(paceline_watch(comm, watched) == PACELINE_INVALID_ARGUMENT);
+    paceline_result result{};
+    result.struct_size = sizeof result;
+    MUST(paceline_wait(comm, watched, 0, &result) == PACELINE_INVALID_ARGUMENT);
+    MUST(paceline_wait_any(comm, 30, &result, 1) == 1 && result.op == watched);
+    a.notify = Listener::hear;
+    a.context = &listener;
+    if (rank == 1) MUST(listener.told().empty());
+    MUST(paceline_submit(comm, &a, &told) == PACELINE_OK);
+    if (rank == 0) MUST(paceline_watch(comm, told) == PACELINE_INVALID_ARGUMENT);
+    MUST(listener.wait_for(1));
+    MUST(listener.told()[0].code == PACELINE_OK);
+    MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+    return 0;
+  });
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r), 0);
+}
+
+// Threads in wait_any() are told of the end and have left before the communicator is freed.
+TEST(Notices, WhoWaitsForAnyLeavesBeforeTheEnd) {
+  Processes ranks(2, [](int rank, FileStore& store) {
+    for (int round = 0; round < 5; ++round) {
+      auto* comm = create(rank, 2, store);
+      MUST(comm != nullptr);
+      std::atomic<int> inside = 0, left = 0;
+      std::vector<std::thread> threads;
+      for (int i = 0; i < 6; ++i)
+        threads.emplace_back([&] {
+          ++inside;
+          paceline_result result{};
+          result.struct_size = sizeof result;
+          if (paceline_wait_any(comm, 60, &result, 1) == -1) ++left;
+        });
+      while (inside < 6) std::this_thread::yield();
+      std::vector<float> data(10, 1.0F);
+      auto a = op_args(0, 0, data.data(), data.data(), data.size());
+      paceline_result result{};
+      result.struct_size = sizeof result;
+      MUST(paceline_run(comm, &a, &result) == PACELINE_OK);
+      MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+      for (auto& t : threads) t.join();
+      MUST(left == 6);
+    }
+    return 0;
+  });
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r), 0);
 }
 
 }  // namespace

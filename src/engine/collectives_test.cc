@@ -439,5 +439,28 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Collectives,
                          testing::Values(Layout{1, 1}, Layout{2, 1}, Layout{3, 1}, Layout{4, 2},
                                          Layout{5, 2}, Layout{8, 4}));
 
+// An operation that ends while it is submitted is there at once, and may be taken before progress() tells of it: the next
+// one, in the same place, has not ended then.
+TEST(Operations, WhatEndsAtOnceLeavesItsPlaceToAnother) {
+  Cluster cluster(2);
+  std::vector<float> none, data(100'000, 1.0F);
+  Operation empty;
+  empty.input = empty.output = none.data();
+  empty.name = "empty";
+  Operation large = empty;
+  large.input = large.output = data.data();
+  large.count = data.size();
+  large.name = "large";
+  const auto first = *cluster[0].submit(empty, 0);
+  ASSERT_NE(cluster[0].outcome(first), nullptr);
+  cluster[0].forget(first);
+  const auto second = *cluster[0].submit(large, 0);
+  ASSERT_EQ(first & 0xffffff, second & 0xffffff) << "the place is another: nothing is tested";
+  std::vector<OpId> ended;
+  cluster[0].progress(0, ended);
+  EXPECT_EQ(ended, std::vector<OpId>{first});
+  EXPECT_EQ(cluster[0].outcome(second), nullptr);
+}
+
 }  // namespace
 }  // namespace paceline::engine

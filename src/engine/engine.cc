@@ -357,7 +357,7 @@ void EngineImpl::end(Record& r, Status status) {
   r.state = Record::State::kEnded;
   auto slot = static_cast<uint32_t>(r.id & 0xffffff);
   active_.erase(std::find(active_.begin(), active_.end(), slot));
-  just_ended_.push_back(slot);
+  just_ended_.push_back(r.id);
 }
 
 void EngineImpl::release_resources(Record& r) {
@@ -496,7 +496,7 @@ bool EngineImpl::progress(Time now, std::vector<OpId>& ended) {
     }
     waiting_ = 0;
   }
-  for (auto slot : just_ended_) ended.push_back(records_[slot]->id);
+  ended.insert(ended.end(), just_ended_.begin(), just_ended_.end());
   moved |= !just_ended_.empty();
   just_ended_.clear();
   return moved;

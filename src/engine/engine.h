@@ -158,7 +158,8 @@ class Engine {
   /// Who asks at a deadline for what was not submitted is told so. From any thread.
   virtual void hold(const char* why) = 0;
   /// Orderly end: true once all ranks have said goodbye or the deadline passed; after it a closing
-  /// connection is no failure.
+  /// connection is no failure. Operations that run two seconds after the deadline are aborted: nothing is left that
+  /// reads or writes a buffer when it says true.
   virtual bool finish(Time now, Time deadline) = 0;
   [[nodiscard]] virtual Statistics statistics() const = 0;
   /// The plan an operation would take, for printing and for the start-up line.

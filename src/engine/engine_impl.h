@@ -184,7 +184,8 @@ class EngineImpl final : public Engine {
   std::vector<std::unique_ptr<Record>> records_;
   std::vector<uint32_t> free_records_;
   std::vector<uint32_t> active_;  ///< submission order
-  std::vector<uint32_t> just_ended_;
+  /// Ids, not slots: what has ended may be taken and its slot be used again before progress() tells of it.
+  std::vector<OpId> just_ended_;
   std::size_t waiting_ = 0;  ///< records in kWaitingForScratch
   uint64_t windowed_ = 0;    ///< bytes of running operations that have a window
   uint64_t generation_ = 0;

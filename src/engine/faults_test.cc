@@ -314,6 +314,32 @@ TEST(Faults, AnOrderlyEndIsNoFailure) {
   }
 }
 
+// What is under way at the deadline of the end is aborted, on all ranks, before the end is said: after it the buffers
+// belong to the caller again. Operations whose own deadline is the same say by themselves who did not come.
+TEST(Faults, AnEndThatOperationsOutlastAbortsThem) {
+  for (const Time own : {60 * kSecond, 2 * kSecond}) {
+    Cluster cluster(2);
+    std::vector<float> data(10);
+    auto o = all_reduce(data, "grad");
+    o.timeout = own;
+    auto a = *cluster[0].submit(o, 0);
+    bool ended = false;
+    ASSERT_TRUE(cluster.drive([&] {
+      if (!ended) ended = cluster[0].finish(cluster.now, 2 * kSecond);
+      return ended && !cluster[1].health().is_ok();
+    }));
+    EXPECT_LT(cluster.now, 6 * kSecond);
+    ASSERT_NE(cluster[0].outcome(a), nullptr) << "it runs on after the end";
+    const char* words = own == 2 * kSecond
+                            ? "all-reduce 'grad' timed out after 2 s"
+                            : "rank 0 (host host-a) has ended its communicator before "
+                              "all-reduce 'grad' had";
+    for (Rank r = 0; r < 2; ++r) {
+      EXPECT_TRUE(contains(cluster[r].health().message(), words)) << cluster[r].health().message();
+    }
+  }
+}
+
 TEST(Faults, LeavingWhileOthersStillWorkIsNamedSoon) {
   Cluster cluster(3);
   std::vector<float> data(10);

@@ -2,6 +2,8 @@
 // wants to leave and all its children's subtrees have. Rank 0 then sends the farewell down: from
 // there on a closing connection is no failure. A rank stays until its children have confirmed the
 // farewell or are gone, so that closing its own connections cannot overtake it.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "engine/engine_impl.h"
@@ -9,6 +11,8 @@
 namespace paceline::engine {
 namespace {
 constexpr Time kLinger = 300 * kMillisecond;
+// For operations whose own deadline is the end's: who did not submit them is asked after it.
+constexpr Time kInquiries = 2 * kSecond;
 
 std::vector<Rank> children_of(Rank rank, Rank size) {
   auto all = control_neighbours(rank, size);
@@ -54,7 +58,16 @@ bool EngineImpl::finish(Time now, Time deadline) {
   finishing_ = true;
   if (!failure_) return buffers_free_ && active_.empty() && !is_telling();
   try_goodbye();
-  if (now >= deadline) return true;
+  if (now >= deadline) {
+    if (active_.empty()) return true;
+    // Their buffers and this engine's memory are in other hands: the channel's, and those of ranks that read them in place.
+    if (now < after(deadline, kInquiries)) return false;
+    const Record& r = *records_[active_.front()];
+    fail({Code::kAborted, fmt::format("{} has ended its communicator before {} had",
+                                      topology_.name(topology_.rank), r.description.title())},
+         -1);
+    return false;
+  }
   return farewell_ && (unseen_.empty() || now >= farewell_until_);
 }
 

@@ -19,6 +19,8 @@ namespace {
 constexpr Time kNapWindow = kMillisecond;
 constexpr Time kLongNap = 50 * kMillisecond;
 constexpr std::size_t kKeptFailures = 1024;
+// A little more than what operations get beyond the deadline of the end (finish.cc).
+constexpr Time kGivesUp = 2 * kSecond + 100 * kMillisecond;
 // Once so much has gone through the network since the last sleep, the next comes at the network's pace: to look for
 // it without a pause costs a core and saves no time, and what has gathered meanwhile takes fewer calls.
 constexpr uint64_t kBulk = 64 * 1024;
@@ -131,7 +133,7 @@ void Runner::relax(Lock& lock) const {
     } else {
       pause_cpu();
     }
-  } while (entrants_.load(std::memory_order_relaxed) > 0 && ++looks < kPatience);
+  } while ((entrants_.load(std::memory_order_relaxed) > 0 || outside_ > 0) && ++looks < kPatience);
   lock.lock();
 }
 
@@ -209,6 +211,7 @@ bool Runner::wait_until(Lock& lock, Time until, Done done) {
     driving_ = mine = true;
     if (step(lock)) {
       idle_since = 0;
+      if (entrants_.load(std::memory_order_relaxed) > 0 || outside_ > 0) relax(lock);
       continue;
     }
     if (idle_since == 0) idle_since = t;
@@ -336,6 +339,14 @@ Result<OpId> Runner::receive(const Transfer& transfer, Notice notice) {
   return added(engine_.receive(transfer, now()), notice);
 }
 
+// Its end is told by wait_any() or a notice, and nobody else may release it.
+bool Runner::is_spoken_for(OpId id) const {
+  const auto of = [id](const Due& due) { return due.id == id; };
+  return watched_.count(id) > 0 || notices_.count(id) > 0 ||
+         std::find(ended_watched_.begin(), ended_watched_.end(), id) != ended_watched_.end() ||
+         std::any_of(due_.begin(), due_.end(), of);
+}
+
 Outcome Runner::take(OpId id) {
   Outcome outcome = *engine_.outcome(id);
   engine_.forget(id);
@@ -347,6 +358,7 @@ Result<Outcome> Runner::run(const Operation& operation) {
   auto id = engine_.submit(operation, now());
   if (!id) return id.status();
   ++pending_;
+  const Stay stay(*this);
   wait_until(lock, kNever, [&] { return engine_.outcome(*id) != nullptr; });
   return take(*id);
 }
@@ -357,9 +369,9 @@ bool Runner::test(OpId id) {
 }
 
 Result<Outcome> Runner::wait(OpId id, Time timeout) {
-  Lock lock(mutex_);
-  if (live_.count(id) == 0 || watched_.count(id) > 0 || notices_.count(id) > 0 ||
-      std::find(ended_watched_.begin(), ended_watched_.end(), id) != ended_watched_.end()) {
+  Lock lock = enter();
+  const Stay stay(*this);
+  if (live_.count(id) == 0 || is_spoken_for(id)) {
     return Status(
         Code::kInvalidArgument,
         "no such operation: it was released already, or belongs to wait_any, or tells of itself");
@@ -375,8 +387,9 @@ Result<Outcome> Runner::wait(OpId id, Time timeout) {
 
 Status Runner::watch(OpId id) {
   Lock lock = enter();
-  if (live_.count(id) == 0)
-    return {Code::kInvalidArgument, "no such operation: it was released already"};
+  if (live_.count(id) == 0 || is_spoken_for(id))
+    return {Code::kInvalidArgument,
+            "no such operation: it was released already, or is watched, or tells of itself"};
   if (engine_.outcome(id) != nullptr) {
     ended_watched_.push_back(id);
     any_turn_.notify_one();
@@ -388,6 +401,7 @@ Status Runner::watch(OpId id) {
 
 bool Runner::wait_any(Time timeout, std::size_t capacity, std::vector<Ended>& out) {
   Lock lock = enter();
+  const Stay stay(*this);
   const Time until = timeout < 0 ? kNever : after(now(), timeout);
   while (ended_watched_.empty()) {
     if (closing_) return false;
@@ -405,7 +419,7 @@ bool Runner::wait_any(Time timeout, std::size_t capacity, std::vector<Ended>& ou
 }
 
 std::string Runner::error_of(OpId id) {
-  Lock lock(mutex_);
+  Lock lock = enter();
   auto found = failures_.find(id);
   return found == failures_.end() ? std::string() : found->second;
 }
@@ -476,8 +490,9 @@ Status Runner::close(Time timeout) {
     any_turn_.notify_all();
     const Time deadline = after(now(), timeout);
     const auto finished = [&] { return engine_.finish(now(), deadline); };
-    // At its deadline the engine gives up by itself, when it is asked; no timer of its own says so.
-    if (!wait_until(lock, deadline, finished)) wait_until(lock, after(deadline, kSecond), finished);
+    // At its deadline and a while after it the engine gives up by itself, when it is asked; no timer of its own says so.
+    for (const Time more : {Time{0}, kGivesUp, kGivesUp + kSecond})
+      if (wait_until(lock, after(deadline, more), finished)) break;
     computed_.wait(lock, [this] { return !computing_; });
     how = engine_.health();
     stopping_ = true;
@@ -485,6 +500,8 @@ Status Runner::close(Time timeout) {
     runner_turn_.notify_all();
     any_turn_.notify_all();
     turn_.notify_all();
+    // Who still waits in here wakes up before this object goes.
+    all_left_.wait_for(lock, span(kSecond), [this] { return inside_ == 0; });
   }
   thread_.join();
   engine_.set_interlude(nullptr);  // the channel outlives this object and the engine

@@ -98,6 +98,20 @@ class Runner final : private Interlude {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
+  /// A thread that waits in here, for as long as this lives: within its hold on the mutex.
+  class Stay {
+   public:
+    explicit Stay(Runner& runner) : runner_(runner) { ++runner_.inside_; }
+    ~Stay() {
+      if (--runner_.inside_ == 0) runner_.all_left_.notify_all();
+    }
+    Stay(const Stay&) = delete;
+    Stay& operator=(const Stay&) = delete;
+
+   private:
+    Runner& runner_;
+  };
+
   void begin() override;
   void end() override;
   Lock enter();
@@ -114,6 +128,7 @@ class Runner final : private Interlude {
   void publish(OpId id);
   void tell(Lock& lock);
   void tell_rest();
+  [[nodiscard]] bool is_spoken_for(OpId id) const;
   Outcome take(OpId id);
   Result<OpId> added(Result<OpId> id, Notice notice);
   [[nodiscard]] static Time now();
@@ -127,10 +142,12 @@ class Runner final : private Interlude {
   std::condition_variable runner_turn_;  ///< for the runner's thread, when it is not in poll()
   std::condition_variable any_turn_;     ///< for wait_any()
   std::condition_variable computed_;     ///< an interlude has ended
+  std::condition_variable all_left_;     ///< for close(): inside_ is 0
+  int inside_ = 0;                       ///< threads in run(), wait() and wait_any()
   std::atomic<int> entrants_{0};         ///< submitters at the mutex
   Lock* stepping_ = nullptr;             ///< the driver's hold on the mutex, within step()
   bool computing_ = false;               ///< an interlude is open: most of the engine is off limits
-  int outside_ = 0;                      ///< threads in computed_
+  std::atomic<int> outside_{0};          ///< threads in computed_
   bool driving_ = false;                 ///< some thread is the driver
   bool runner_drives_ = false;           ///< and it is the runner's thread
   bool long_nap_ = false;       ///< the runner's thread must be told when the last caller leaves
