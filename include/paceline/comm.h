@@ -173,8 +173,9 @@ PACELINE_API paceline_code paceline_comm_create(const paceline_comm_options* opt
  * Collective over the ranks of `comm`, which carries what they must tell each other to meet; a failure on one rank ends
  * `comm` on all. It is used and destroyed like any other, before `comm`, whose statistics count its bytes too. */
 PACELINE_API paceline_code paceline_comm_companion(paceline_comm* comm, paceline_comm** companion);
-/* Orderly end: waits (at most the time-out) until every rank has called it, then frees the handle.
- */
+/* Orderly end: waits (at most the time-out) until every rank has called it, then frees the handle. Operations that still
+ * run two seconds later are aborted on all ranks, and the code and sentence are theirs: no buffer is touched after it.
+ * Other threads may be in paceline_wait_any() and paceline_wait() of this communicator, and nowhere else. */
 PACELINE_API paceline_code paceline_comm_destroy(paceline_comm* comm);
 /* Ends all operations here and on all ranks with `reason`; returns at once. */
 PACELINE_API paceline_code paceline_comm_abort(paceline_comm* comm, const char* reason);
