@@ -27,8 +27,8 @@ double group_limit() {
 }  // namespace
 
 int usable_cores() {
-  cpu_set_t
-      set;  // too small for a machine of more than 1024 processors: then all of them are taken for allowed
+  // Too small for a machine of more than 1024 processors: then all of them are taken for allowed.
+  cpu_set_t set;
   const int allowed =
       sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : machine_cores();
   const double limit = group_limit();
