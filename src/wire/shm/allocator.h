@@ -46,8 +46,8 @@ class ShmAllocator {
   [[nodiscard]] void* allocate(uint64_t bytes);
   /// Memory of allocate(), or nullptr. False: it is neither (nothing was done).
   bool free(void* memory);
-  /// Memory of allocate(), or a part of it, that a peer may still write to: free() takes it, but it is never handed out
-  /// again.
+  /// Memory of allocate() or share(), or a part of it, that a peer may still read or write: free() takes it, but its pages
+  /// stay and are never handed out again.
   void keep(const void* memory);
   /// Only from shared memory, for the channel's own buffers; nullptr where there is none.
   [[nodiscard]] void* allocate_shared(uint64_t bytes);

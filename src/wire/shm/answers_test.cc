@@ -197,15 +197,7 @@ TEST_P(SuddenEnd, OfAWriterHoldsNobodyUp) {
                 EXPECT_TRUE(arena.free(data));
                 return;
               }
-              const auto is_stopped = [&] {
-                std::string text(400, '\0');
-                FILE* file = std::fopen(("/proc/" + std::to_string(other) + "/stat").c_str(), "r");
-                if (file == nullptr) return false;
-                text.resize(std::fread(text.data(), 1, text.size(), file));
-                std::fclose(file);
-                return text.find(") T ") != std::string::npos;
-              };
-              ASSERT_TRUE(node.until(is_stopped));
+              ASSERT_TRUE(node.until([&] { return is_stopped(other); }));
               const Time stopped = node.clock.now();
               node.channel->abort(Status(Code::kTimeout, "rank 0 is silent"));
               node.step();
