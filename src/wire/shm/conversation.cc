@@ -102,7 +102,8 @@ void Conversation::fill_offer(Queued& queued) {
   if (!offset || !link_->announce(arena)) return;
   header.in_arena = 1;
   header.where = *offset;
-  if (queued.answer.place == nullptr) return;
+  // Shorter ones may lie in one page with what belongs to others, which await_access() could not detach.
+  if (queued.answer.place == nullptr || data.size() < page_size()) return;
   if (auto place = arena.offset_of(queued.answer.place, data.size())) {
     header.flag = OfferFlag::kAnswerHere;
     header.offset = *place;
@@ -326,7 +327,11 @@ void Conversation::await_access() {
   auto& arena = *shared_.options.allocator;
   for (auto& [id, lent] : lent_) {
     arena.keep(lent.data.data());
-    if (lent.answer != nullptr) arena.keep(lent.answer);
+    if (lent.answer == nullptr) continue;
+    // The caller goes on to use it: it must not see what the peer writes there when it continues.
+    if (auto status = arena.detach(lent.answer, lent.data.size()); !status)
+      log::warning("what {} writes later may appear in a buffer of this process: {}", name_,
+                   status.message());
   }
   for (auto& slot : slots_) arena.keep(slot.data);
   log::warning(
