@@ -109,9 +109,44 @@ void* ShmAllocator::take(uint64_t bytes) {
 
 void ShmAllocator::keep(const void* memory) {
   std::lock_guard lock(mutex_);
-  const auto offset = offset_of(memory, 1);
+  keep_block(place_of(memory, 1));
+}
+
+void ShmAllocator::keep_block(std::optional<uint64_t> offset) {
   auto after = offset ? used_.upper_bound(*offset) : used_.begin();
   if (after != used_.begin()) kept_.insert(std::prev(after)->first);
+}
+
+Status ShmAllocator::detach(const void* memory, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto offset = place_of(memory, bytes);
+  if (!offset) return Status::ok();
+  keep_block(offset);
+  const auto first = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t end = round_up(first + bytes, page_size());
+  for (uintptr_t at = first / page_size() * page_size(); at < end;) {
+    // What is private already must not be shown the shared pages again.
+    const auto after = detached_.upper_bound(at);
+    if (after != detached_.begin() && std::prev(after)->second > at) {
+      at = std::prev(after)->second;
+      continue;
+    }
+    const uintptr_t to = after == detached_.end() ? end : std::min(end, after->first);
+    PACELINE_RETURN_IF_ERROR(detach_from_shared(reinterpret_cast<std::byte*>(at), to - at,
+                                                memory_.fd(), *offset + at - first));
+    const std::lock_guard aliases(alias_mutex_);
+    detached_.emplace(at, to);
+    has_detached_.store(true, std::memory_order_release);
+    at = to;
+  }
+  return Status::ok();
+}
+
+bool ShmAllocator::is_detached(uintptr_t at, uint64_t bytes) const {
+  if (!has_detached_.load(std::memory_order_acquire)) return false;
+  const std::shared_lock lock(alias_mutex_);
+  const auto after = detached_.lower_bound(at + bytes);
+  return after != detached_.begin() && std::prev(after)->second > at;
 }
 
 bool ShmAllocator::free(void* memory) {
@@ -148,7 +183,7 @@ Status ShmAllocator::share(void* data, uint64_t bytes) {
   const auto after = aliases_.lower_bound(end);
   const bool overlaps =
       after != aliases_.begin() && std::prev(after)->first + std::prev(after)->second.bytes > begin;
-  if (overlaps || offset_of(data, 1))
+  if (overlaps || place_of(data, 1))
     return {Code::kInvalidArgument, "share: the memory, or some of it, is shared already"};
   auto* shared = static_cast<std::byte*>(take(end - begin));
   if (shared == nullptr) return {Code::kResourceExhausted, why_private_};
@@ -174,6 +209,8 @@ Status ShmAllocator::unshare(void* data) {
   const uint64_t offset = found->second.offset;
   {
     const std::lock_guard aliases(alias_mutex_);
+    detached_.erase(detached_.lower_bound(found->first),
+                    detached_.lower_bound(found->first + found->second.bytes));
     aliases_.erase(found);
   }
   release(offset);
@@ -229,6 +266,11 @@ void ShmAllocator::erase_free(uint64_t offset, uint64_t bytes) {
 }
 
 std::optional<uint64_t> ShmAllocator::offset_of(const void* data, uint64_t bytes) const {
+  if (is_detached(reinterpret_cast<uintptr_t>(data), bytes)) return std::nullopt;
+  return place_of(data, bytes);
+}
+
+std::optional<uint64_t> ShmAllocator::place_of(const void* data, uint64_t bytes) const {
   if (auto offset = own_offset_of(data, bytes)) return offset;
   return alias_of(reinterpret_cast<uintptr_t>(data), bytes);
 }

@@ -46,9 +46,13 @@ class ShmAllocator {
   [[nodiscard]] void* allocate(uint64_t bytes);
   /// Memory of allocate(), or nullptr. False: it is neither (nothing was done).
   bool free(void* memory);
-  /// Memory of allocate(), or a part of it, that a peer may still write to: free() takes it, but it is never handed out
-  /// again.
+  /// Memory of allocate() or share(), or a part of it, that a peer may still read or write: free() takes it, but its pages
+  /// stay and are never handed out again.
   void keep(const void* memory);
+  /// keep() for a part of such memory, of whole pages at least a page long, that this process goes on to use: it gets
+  /// private pages there, with what the shared ones hold (the rest of a page at either end, too), and sees nothing of what a
+  /// peer writes later. Other threads may use it meanwhile. kResourceExhausted: some of it stays shared.
+  Status detach(const void* memory, uint64_t bytes);
   /// Only from shared memory, for the channel's own buffers; nullptr where there is none.
   [[nodiscard]] void* allocate_shared(uint64_t bytes);
 
@@ -60,7 +64,7 @@ class ShmAllocator {
   /// kResourceExhausted: it stays so.
   [[nodiscard]] Status unshare(void* data);
 
-  /// Where [data, data + bytes) lies in the shared memory; nullopt: outside.
+  /// Where [data, data + bytes) lies in the shared memory; nullopt: outside, or detached.
   [[nodiscard]] std::optional<uint64_t> offset_of(const void* data, uint64_t bytes) const;
   /// What a peer needs to map it. -1, 0 before the first allocation.
   [[nodiscard]] int fd() const;
@@ -80,6 +84,10 @@ class ShmAllocator {
   bool open();
   void* take(uint64_t bytes);
   void release(uint64_t offset);
+  void keep_block(std::optional<uint64_t> offset);
+  /// offset_of(), of detached memory too.
+  [[nodiscard]] std::optional<uint64_t> place_of(const void* data, uint64_t bytes) const;
+  [[nodiscard]] bool is_detached(uintptr_t at, uint64_t bytes) const;
   [[nodiscard]] std::optional<uint64_t> own_offset_of(const void* data, uint64_t bytes) const;
   [[nodiscard]] std::optional<uint64_t> alias_of(uintptr_t at, uint64_t bytes) const;
   void give(uint64_t offset, uint64_t bytes);
@@ -99,9 +107,11 @@ class ShmAllocator {
   std::map<uint64_t, uint64_t> used_;                     ///< offset → bytes
   std::set<uint64_t> kept_;                               ///< offsets of used_
   std::map<void*, uint64_t> private_;
-  std::map<uintptr_t, Alias> aliases_;     ///< changed under both mutexes
-  mutable std::shared_mutex alias_mutex_;  ///< taken last
-  std::atomic<bool> has_aliases_{false};   ///< whether there ever was one
+  std::map<uintptr_t, Alias> aliases_;       ///< changed under both mutexes
+  mutable std::shared_mutex alias_mutex_;    ///< taken last
+  std::atomic<bool> has_aliases_{false};     ///< whether there ever was one
+  std::map<uintptr_t, uintptr_t> detached_;  ///< pages, from … to, disjoint; as aliases_
+  std::atomic<bool> has_detached_{false};
   uint64_t in_use_ = 0;
 };
 

@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <random>
@@ -232,6 +234,89 @@ TEST(Allocator, ItsEndGivesMemoryPrivatePagesAgain) {
   int how = 0;
   ASSERT_EQ(waitpid(child, &how, 0), child);
   EXPECT_EQ(memory, before);
+}
+
+/// Memory of allocate(), or the test's own after share().
+class Detached : public ::testing::TestWithParam<bool> {
+ protected:
+  static constexpr std::size_t kBytes = 1 << 20;
+  Detached() : memory(noise(kBytes + page_size(), 5)) {
+    data = memory.data() + round_up(reinterpret_cast<uintptr_t>(memory.data()), page_size()) -
+           reinterpret_cast<uintptr_t>(memory.data());
+    if (GetParam()) {
+      EXPECT_TRUE(allocator.share(data, kBytes).is_ok());
+    } else {
+      const auto* values = data;
+      data = static_cast<unsigned char*>(allocator.allocate(kBytes));
+      std::memcpy(data, values, kBytes);
+    }
+    before.assign(data, data + kBytes);
+    at = *allocator.offset_of(data, kBytes);
+  }
+  ShmAllocator allocator{AllocatorOptions{64ULL << 20, false, {}}};
+  std::vector<unsigned char> memory;
+  std::vector<unsigned char> before;
+  unsigned char* data = nullptr;
+  uint64_t at = 0;
+};
+INSTANTIATE_TEST_SUITE_P(Each, Detached, ::testing::Values(false, true), [](const auto& info) {
+  return std::string(info.param ? "exchanged" : "allocated");
+});
+
+TEST_P(Detached, PagesAreThisProcesssAlone) {
+  Peer peer(allocator);
+  const uint64_t page = page_size();
+  ASSERT_TRUE(allocator.detach(data + 10 * page + 5, page).is_ok());  // pages 10 and 11
+  data[10 * page] = 1, data[11 * page] = 2;
+  ASSERT_TRUE(allocator.detach(data + 9 * page, 7 * page).is_ok());
+  before[10 * page] = 1, before[11 * page] = 2;
+  EXPECT_EQ(std::memcmp(data, before.data(), kBytes), 0) << "what is detached stays as it is";
+  std::memset(peer.at(at), 0x33, kBytes);
+  for (std::size_t i = 0; i < kBytes; i += 777) {
+    EXPECT_EQ(data[i], i / page >= 9 && i / page < 16 ? before[i] : 0x33) << i;
+  }
+  std::memset(data, 0x44, kBytes);
+  for (std::size_t i = 0; i < kBytes; i += 777) {
+    EXPECT_EQ(*peer.at(at + i), i / page >= 9 && i / page < 16 ? 0x33 : 0x44) << i;
+  }
+  // Nobody is told to look for it there any more.
+  EXPECT_EQ(allocator.offset_of(data, 9 * page), at);
+  EXPECT_EQ(allocator.offset_of(data + 16 * page, page), at + 16 * page);
+  EXPECT_FALSE(allocator.offset_of(data, 9 * page + 1).has_value());
+  EXPECT_FALSE(allocator.offset_of(data + 10 * page + 5, 10).has_value());
+  EXPECT_FALSE(allocator.offset_of(data + 16 * page - 1, 10).has_value());
+  EXPECT_EQ(allocator.share(data + 10 * page, page).code(), Code::kInvalidArgument);
+  // Given back as ever, and not handed out again.
+  if (GetParam()) {
+    ASSERT_TRUE(allocator.unshare(data).is_ok());
+    EXPECT_EQ(std::count(data, data + kBytes, 0x44), static_cast<long>(kBytes));
+    ASSERT_TRUE(allocator.share(data, kBytes).is_ok());
+    EXPECT_NE(allocator.offset_of(data, kBytes).value_or(at), at);
+  } else {
+    EXPECT_TRUE(allocator.free(data));
+    EXPECT_NE(allocator.allocate(kBytes), data);
+  }
+}
+
+TEST_P(Detached, PagesLoseNothingThatThreadsWrite) {
+  // A counter in each page, counted up all the while.
+  std::atomic<bool> over{false};
+  const auto counter = [&](std::size_t page) {
+    return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(data + page * page_size() + 64));
+  };
+  const std::size_t pages = kBytes / page_size();
+  for (std::size_t p = 0; p < pages; ++p) counter(p).store(0);
+  uint64_t rounds = 0;
+  std::thread writer([&] {
+    for (; !over.load(); ++rounds) {
+      for (std::size_t p = 0; p < pages; ++p) counter(p).fetch_add(1);
+    }
+  });
+  for (std::size_t p = 0; p < pages; p += 16)
+    EXPECT_TRUE(allocator.detach(data + p * page_size(), 16 * page_size()).is_ok());
+  over.store(true);
+  writer.join();
+  for (std::size_t p = 0; p < pages; ++p) EXPECT_EQ(counter(p).load(), rounds) << "page " << p;
 }
 
 TEST(Allocator, ManyThreads) {

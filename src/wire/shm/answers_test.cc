@@ -197,15 +197,7 @@ TEST_P(SuddenEnd, OfAWriterHoldsNobodyUp) {
                 EXPECT_TRUE(arena.free(data));
                 return;
               }
-              const auto is_stopped = [&] {
-                std::string text(400, '\0');
-                FILE* file = std::fopen(("/proc/" + std::to_string(other) + "/stat").c_str(), "r");
-                if (file == nullptr) return false;
-                text.resize(std::fread(text.data(), 1, text.size(), file));
-                std::fclose(file);
-                return text.find(") T ") != std::string::npos;
-              };
-              ASSERT_TRUE(node.until(is_stopped));
+              ASSERT_TRUE(node.until([&] { return is_stopped(other); }));
               const Time stopped = node.clock.now();
               node.channel->abort(Status(Code::kTimeout, "rank 0 is silent"));
               node.step();
@@ -218,6 +210,104 @@ TEST_P(SuddenEnd, OfAWriterHoldsNobodyUp) {
               ::kill(other, SIGKILL);
             },
             {}, {0});
+}
+
+/// Stands still in the middle of its first answer, and writes it when it continues.
+class Late final : public Sink {
+ public:
+  explicit Late(std::atomic<uint64_t>& written) : written_(written) {}
+  void consume(uint64_t /*offset*/, std::span<const std::byte> /*data*/) override {}
+  bool consume_and_answer(uint64_t /*offset*/, std::span<const std::byte> data,
+                          std::byte* place) override {
+    ::raise(SIGSTOP);
+    std::fill_n(place, data.size(), std::byte{0x11});
+    written_.store(1);
+    return true;
+  }
+
+ private:
+  std::atomic<uint64_t>& written_;
+};
+
+class LateAnswer : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Each, LateAnswer, ::testing::Values(false, true), [](const auto& info) {
+  return std::string(info.param ? "exchanged" : "allocated");
+});
+
+/// The owner has been told of a failure, and uses its buffer again: no answer appears there.
+TEST_P(LateAnswer, DoesNotAppearInItsOwnersMemory) {
+  run_ranks(2, [](Node& node) {
+    talk(node, 1 - node.rank, 9);
+    if (node.rank == 0) {
+      node.board.flags[0].store(static_cast<uint64_t>(::getpid()));
+      Late sink(node.board.flags[1]);
+      node.channel->receive(1, 1, 0, {nullptr, &sink, kLong}, 1);
+      EXPECT_EQ(node.wait(1).status.code(), Code::kAborted);
+      EXPECT_EQ(node.board.flags[1].load(), 1U) << "it was not asked for an answer";
+      node.meet();
+      return;
+    }
+    // A part of the buffer, which begins and ends within pages.
+    constexpr std::size_t kBefore = 100'000;
+    constexpr std::size_t kAll = kLong + 2 * kBefore;
+    auto& arena = *node.channel->allocator();
+    const auto original = pattern(kAll, 5);
+    auto memory = original;
+    auto* all = memory.data();
+    if (GetParam()) {
+      ASSERT_TRUE(arena.share(all, kAll).is_ok());
+    } else {
+      all = static_cast<std::byte*>(arena.allocate(kAll));
+      std::copy(original.begin(), original.end(), all);
+    }
+    std::byte* const part = all + kBefore;
+    Answer answer;
+    answer.place = part;
+    node.channel->send_with_answer(0, 1, 0, {part, kLong}, 1, answer);
+    node.sleepy = false;
+    ASSERT_TRUE(node.until([&] { return node.board.flags[0].load() != 0; }));
+    const auto other = static_cast<pid_t>(node.board.flags[0].load());
+    ASSERT_TRUE(node.until([&] { return is_stopped(other); }));
+    node.channel->abort(Status(Code::kTimeout, "rank 0 is silent"));
+    node.step();
+    EXPECT_EQ(node.wait(1).status.message(), "rank 0 is silent");
+    EXPECT_TRUE(std::equal(original.begin(), original.end(), all));
+    EXPECT_FALSE(arena.offset_of(part, kLong).has_value());
+    std::memset(all, 0xa5, kAll);
+    ::kill(other, SIGCONT);
+    EXPECT_TRUE(node.until([&] { return node.board.flags[1].load() != 0; }));
+    EXPECT_EQ(std::count(all, all + kAll, std::byte{0xa5}), static_cast<long>(kAll));
+    EXPECT_TRUE(GetParam() ? arena.unshare(all).is_ok() : arena.free(all));
+    EXPECT_TRUE(!GetParam() || memory == std::vector<std::byte>(kAll, std::byte{0xa5}));
+    node.meet();
+  });
+}
+
+/// Less than a page may lie in one page with others' memory, from which a late answer can't be kept away.
+TEST(Answers, AreNotAskedForWhereAPageIsNotAllTheirs) {
+  run_ranks(
+      2,
+      [](Node& node) {
+        constexpr std::size_t kShort = 1000;
+        talk(node, 1 - node.rank, 9);
+        if (node.rank == 0) {
+          Turner sink(kShort);
+          node.channel->receive(1, 1, 7, {nullptr, &sink, kShort}, 1);
+          const Completion taken = node.wait(1);
+          EXPECT_TRUE(taken.status.is_ok());
+          EXPECT_EQ(taken.answered, 0U);
+        } else {
+          auto* data = static_cast<std::byte*>(node.channel->allocator()->allocate(kShort));
+          std::memset(data, 0x5a, kShort);
+          Answer answer;
+          answer.place = data;
+          node.channel->send_with_answer(0, 1, 7, {data, kShort}, 1, answer);
+          EXPECT_TRUE(node.wait(1).status.is_ok());
+          EXPECT_EQ(std::count(data, data + kShort, std::byte{0x5a}), static_cast<long>(kShort));
+        }
+        node.meet();
+      },
+      [](ShmOptions& o) { o.eager_limit = 0; });
 }
 
 }  // namespace

@@ -102,7 +102,8 @@ void Conversation::fill_offer(Queued& queued) {
   if (!offset || !link_->announce(arena)) return;
   header.in_arena = 1;
   header.where = *offset;
-  if (queued.answer.place == nullptr) return;
+  // Shorter ones may lie in one page with what belongs to others, which await_access() could not detach.
+  if (queued.answer.place == nullptr || data.size() < page_size()) return;
   if (auto place = arena.offset_of(queued.answer.place, data.size())) {
     header.flag = OfferFlag::kAnswerHere;
     header.offset = *place;
@@ -319,17 +320,23 @@ void Conversation::fail_requests(const Status& why) {
   copies_.clear();
 }
 
-/// After revoke(): the peer writes no answer any more.
-void Conversation::await_writer() {
-  if (!link_ || !writer_ended_ || link_->await_writer()) return;
-  writer_ended_ = false;
+/// After revoke(): the peer reads nothing any more and writes no answer.
+void Conversation::await_access() {
+  if (!link_ || !access_ended_ || link_->await_access()) return;
+  access_ended_ = false;
   auto& arena = *shared_.options.allocator;
   for (auto& [id, lent] : lent_) {
-    if (lent.answer != nullptr) arena.keep(lent.answer);
+    arena.keep(lent.data.data());
+    if (lent.answer == nullptr) continue;
+    // The caller goes on to use it: it must not see what the peer writes there when it continues.
+    if (auto status = arena.detach(lent.answer, lent.data.size()); !status)
+      log::warning("what {} writes later may appear in a buffer of this process: {}", name_,
+                   status.message());
   }
+  for (auto& slot : slots_) arena.keep(slot.data);
   log::warning(
-      "{} stands still while it writes into shared memory: the buffer it writes to is not used "
-      "again",
+      "{} stands still in the middle of this process's shared memory: the buffers that it may read "
+      "or write are not used again",
       name_);
 }
 
@@ -337,7 +344,7 @@ void Conversation::end(const Status& why) {
   if (ended()) return;
   ended_ = why;
   if (link_) link_->revoke();
-  await_writer();
+  await_access();
   fail_requests(why);
   queue_.clear();
   release_slots();
@@ -347,7 +354,7 @@ void Conversation::end(const Status& why) {
 void Conversation::abort(const Status& why) {
   if (ended()) return;
   if (link_) link_->revoke();
-  await_writer();
+  await_access();
   std::vector<uint64_t> pushed;
   for (auto& [id, lent] : lent_) {
     if (lent.copying != Copying::kNot) pushed.push_back(id);

@@ -135,7 +135,7 @@ class Conversation {
   void post(const RecordHeader& header);
   void fill_offer(Queued& queued);
   [[nodiscard]] bool is_there(const RecordHeader& offer, const Posted& posted) const;
-  void await_writer();
+  void await_access();
   bool write_or_queue(Queued queued);
   [[nodiscard]] Status check(const RecordHeader& header, uint64_t length,
                              const Posted& posted) const;
@@ -150,7 +150,7 @@ class Conversation {
   uint64_t step_pull(Status& status);
   uint64_t read_chunk(Pull& pull, uint64_t bytes, Status& status);
   void deliver(const Pull& pull, std::span<const std::byte> data) const;
-  void deliver_and_answer(Pull& pull, std::span<const std::byte> data);
+  bool read_in_place(Pull& pull, uint64_t bytes);
   void finish_pull(const Pull& pull);
   bool on_pull(const RecordHeader& header);
   bool on_piece(const RingReader::Record& record);
@@ -177,7 +177,7 @@ class Conversation {
   std::deque<Copy> copies_;                       ///< pushed by this side
   std::vector<Slot> slots_;
   bool slots_tried_ = false;
-  bool writer_ended_ =
+  bool access_ended_ =
       true;  ///< false: the peer stood still in the middle, and is not waited for again
   uint64_t next_id_ = 1;
   uint64_t eager_sent_ = 0;  ///< bytes of records, against the peer's credit

@@ -13,5 +13,8 @@ namespace paceline::wire::shm {
 Status exchange_for_shared(std::byte* begin, uint64_t bytes, int fd, uint64_t offset);
 /// The other way round: fresh private pages with what the shared ones hold.
 Status exchange_for_private(std::byte* begin, uint64_t bytes);
+/// The same for pages at `offset` of `fd` that other threads may read and write meanwhile: nothing is lost of what they
+/// write. Of what other processes write to the shared pages nothing shows any more once this has returned.
+Status detach_from_shared(std::byte* begin, uint64_t bytes, int fd, uint64_t offset);
 
 }  // namespace paceline::wire::shm

@@ -129,18 +129,18 @@ std::byte* Link::arena_to_write(uint64_t offset, uint64_t bytes) const {
   return arena(offset, bytes).empty() ? nullptr : arena_.data() + offset;
 }
 
-bool Link::begin_writing() {
-  mine().writing.store(1, std::memory_order_relaxed);
+bool Link::begin_access() {
+  mine().at_work.store(1, std::memory_order_relaxed);
   if (still_lent()) return true;
-  end_writing();
+  end_access();
   return false;
 }
 
-void Link::end_writing() { mine().writing.store(0, std::memory_order_release); }
+void Link::end_access() { mine().at_work.store(0, std::memory_order_release); }
 
-bool Link::await_writer() const {
+bool Link::await_access() const {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-  while (theirs().writing.load(std::memory_order_acquire) != 0) {
+  while (theirs().at_work.load(std::memory_order_acquire) != 0) {
     if (!alive()) return true;
     if (std::chrono::steady_clock::now() > until) return false;
     std::this_thread::yield();

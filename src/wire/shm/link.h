@@ -63,16 +63,17 @@ class Link {
   bool announce(const ShmAllocator& arena);
   /// Takes what the peer has announced. False: the socket is at its end, or carries nonsense.
   bool read_socket();
-  /// Bytes of the peer's arena; empty where it is not mapped or the range lies outside.
+  /// Bytes of the peer's arena, to be read between begin_access() and end_access() only; empty where it is not mapped or
+  /// the range lies outside.
   [[nodiscard]] std::span<const std::byte> arena(uint64_t offset, uint64_t bytes) const;
-  /// The same, to be written between begin_writing() and end_writing() only; nullptr where there is none.
+  /// The same, to be written; nullptr where there is none.
   [[nodiscard]] std::byte* arena_to_write(uint64_t offset, uint64_t bytes) const;
-  /// False: the peer has taken its buffers back, nothing may be written.
-  [[nodiscard]] bool begin_writing();
-  void end_writing();
-  /// After revoke(): waits until the peer has ended what it writes into this process's arena, for a chunk takes
-  /// microseconds. False: it has not in a second (it may be stopped), and is alive.
-  [[nodiscard]] bool await_writer() const;
+  /// False: the peer has taken its buffers back, nothing of its arena may be touched.
+  [[nodiscard]] bool begin_access();
+  void end_access();
+  /// After revoke(): waits until the peer has ended what it reads from this process's arena or writes there, for a chunk
+  /// takes microseconds. False: it has not in a second (it may be stopped), and is alive.
+  [[nodiscard]] bool await_access() const;
   [[nodiscard]] bool has_arena() const { return arena_.size() != 0; }
   [[nodiscard]] bool arena_failed() const { return arena_failed_; }
 

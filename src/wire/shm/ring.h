@@ -33,10 +33,11 @@
 // were still lent: either its fence came first, and so did its reads, or it would see the store. If
 // it is 1 the bytes are dropped.
 //
-// Writing into the peer's memory. A sender may ask for an answer at a place of its own arena, which the receiver then
-// writes, chunk by chunk, each between writing = 1 and writing = 0. It fences after the 1 and looks at the peer's
-// `aborted`; the peer that aborts fences after storing that and waits until `writing` is 0. So either the writer sees the
-// abort and leaves the memory alone, or the peer sees it at work and waits for the chunk's end.
+// In the peer's arena. A receiver reads messages there, chunk by chunk, and writes the answers that their sender asked for;
+// each chunk between at_work = 1 and at_work = 0. It fences after the 1 and looks at the peer's `aborted`; the peer that
+// aborts fences after storing that and waits until `at_work` is 0. So either the receiver sees the abort and leaves the
+// memory alone, or the peer sees it at work and waits for the chunk's end. Reads are no exception: memory that was given
+// back has no pages, and the system kills who reads it where it has no page to put there (SIGBUS: a full /dev/shm).
 //
 // All that is read here was written by another process: sizes are checked against the ring before
 // use, and a record's header is copied out once, so that what was checked is what is used.
@@ -63,7 +64,7 @@ struct Side {
   alignas(kLine) std::atomic<uint32_t> asleep;
   std::atomic<uint32_t> starved;  ///< this side waits for room in the ring that it writes
   std::atomic<uint32_t> aborted;  ///< this side's buffers are no longer lent
-  alignas(kLine) std::atomic<uint32_t> writing;  ///< this side writes into the other's arena
+  alignas(kLine) std::atomic<uint32_t> at_work;  ///< this side reads or writes the other's arena
 };
 
 struct Page {

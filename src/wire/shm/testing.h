@@ -196,6 +196,15 @@ inline std::vector<std::byte> pattern(std::size_t bytes, unsigned seed) {
   return data;
 }
 
+inline bool is_stopped(pid_t process) {
+  std::string text(400, '\0');
+  FILE* file = std::fopen(("/proc/" + std::to_string(process) + "/stat").c_str(), "r");
+  if (file == nullptr) return false;
+  text.resize(std::fread(text.data(), 1, text.size(), file));
+  std::fclose(file);
+  return text.find(") T ") != std::string::npos;
+}
+
 /// Both directions of a short and a long message with `peer`.
 inline void talk(Node& node, Rank peer, uint64_t tag) {
   const std::size_t sizes[] = {100, 300'000};

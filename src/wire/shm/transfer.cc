@@ -69,12 +69,14 @@ uint64_t Conversation::step_pull(Status& status) {
   return got;
 }
 
-/// Returns 0 where the pull goes another way, or the peer is gone.
+/// Returns 0 where the pull goes another way or was taken back, or the peer is gone.
 uint64_t Conversation::read_chunk(Pull& pull, uint64_t bytes, Status& status) {
   if (pull.way == Way::kArena) {
-    const auto data = link_->arena(pull.offer.where + pull.done, bytes);
-    pull.answer != nullptr ? deliver_and_answer(pull, data) : deliver(pull, data);
-    return bytes;
+    if (read_in_place(pull, bytes)) return bytes;
+    const Pull revoked = pull;
+    pulls_.pop_front();
+    finish_pull(revoked);
+    return 0;
   }
   const bool direct = pull.posted.inbox.sink == nullptr;
   std::byte* into = direct ? pull.posted.inbox.into + pull.done : shared_.scratch.data();
@@ -106,13 +108,18 @@ void Conversation::deliver(const Pull& pull, std::span<const std::byte> data) co
   }
 }
 
-void Conversation::deliver_and_answer(Pull& pull, std::span<const std::byte> data) {
-  bool answered = false;
-  if (link_->begin_writing()) {
-    answered = pull.posted.inbox.sink->consume_and_answer(pull.done, data, pull.answer + pull.done);
-    link_->end_writing();
+/// False: the peer has taken the message back, its memory may be gone.
+bool Conversation::read_in_place(Pull& pull, uint64_t bytes) {
+  if (!link_->begin_access()) return false;
+  const auto data = link_->arena(pull.offer.where + pull.done, bytes);
+  if (pull.answer == nullptr) {
+    deliver(pull, data);
+  } else if (!pull.posted.inbox.sink->consume_and_answer(pull.done, data,
+                                                         pull.answer + pull.done)) {
+    pull.answer = nullptr;  // the later message brings it
   }
-  if (!answered) pull.answer = nullptr;  // the later message brings it
+  link_->end_access();
+  return true;
 }
 
 void Conversation::finish_pull(const Pull& pull) {
@@ -139,9 +146,12 @@ bool Conversation::on_piece(const RingReader::Record& record) {
   if (header.in_arena != 0) {
     if (!link_->has_arena()) (void)link_->read_socket();
     if (link_->arena_failed()) return ask_past_arena(header);
+    if (!link_->begin_access()) return true;  // it was taken back: kWithdrawn follows
     data = link_->arena(header.where, header.length);
   }
-  if (data.empty() || !use_piece(header, data)) return false;
+  const bool used = !data.empty() && use_piece(header, data);
+  if (header.in_arena != 0) link_->end_access();
+  if (!used) return false;
   if (header.in_arena == 0) return true;
   RecordHeader answer;
   answer.type = RecordType::kFreed;
