@@ -243,7 +243,9 @@ PACELINE_API void paceline_free(paceline_comm* comm, void* memory);
 /* The same for memory that the caller has: its whole pages are exchanged for shared ones, with what they hold, at the
  * addresses they have. `data`: private, writable memory (malloc's, say), which nobody touches during the call, and which must
  * not be given back before paceline_unshare() of the same address or paceline_comm_destroy(), which make its pages private
- * again. No operation on it may be under way then. A process that this one forks sees what is written to it later.
+ * again. No operation on it may be under way then. A process that this one forks keeps what it writes to it to itself, as with
+ * other memory; pages that it has not written to may show it what is written to them here, and zeros once they are private
+ * again here. (What paceline_alloc() gives is the same memory in both.)
  * PACELINE_INVALID_ARGUMENT: no whole page, shared already, not shared; PACELINE_RESOURCE_EXHAUSTED: no shared memory, the
  * memory stays as it is. Without other ranks on the node both do nothing. */
 PACELINE_API paceline_code paceline_share(paceline_comm* comm, void* data, size_t bytes);

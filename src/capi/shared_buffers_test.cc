@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <random>
 
 #include "capi/processes.h"
@@ -145,6 +147,20 @@ int compare(int rank, int size, FileStore& store) {
   return 0;
 }
 
+/// Whether the system lists `at` among private pages ("rw-p").
+bool is_private(const void* at) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long begin = 0;
+    unsigned long end = 0;
+    char mode[5] = {};
+    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, mode) != 3) continue;
+    const auto address = reinterpret_cast<unsigned long>(at);
+    if (address >= begin && address < end) return mode[3] == 'p';
+  }
+  return false;
+}
+
 // Who ends a communicator has private memory again.
 TEST(SharedBuffers, EndWithTheCommunicator) {
   Processes ranks(2, [](int rank, FileStore& store) {
@@ -159,7 +175,9 @@ TEST(SharedBuffers, EndWithTheCommunicator) {
     MUST(std::string(paceline_error(comm)).find("shared already") != std::string::npos);
     auto a = op_args(0, 0, data.data(), data.data(), data.size());
     MUST(paceline_run(comm, &a, nullptr) == PACELINE_OK);
+    MUST(!is_private(&data[5000]));
     MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+    MUST(is_private(&data[5000]));
     for (const float f : data) MUST(f == 3);
     const pid_t child = fork();
     if (child == 0) {
@@ -169,6 +187,39 @@ TEST(SharedBuffers, EndWithTheCommunicator) {
     int how = 0;
     MUST(waitpid(child, &how, 0) == child);
     for (const float f : data) MUST(f == 3);
+    return 0;
+  });
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r), 0) << "rank " << r;
+}
+
+// A data loader, say, or a process that evaluates.
+TEST(SharedBuffers, AreAChildsOwnWhereItWrites) {
+  Processes ranks(2, [](int rank, FileStore& store) {
+    auto* comm = create(rank, 2, store);
+    MUST(comm != nullptr);
+    std::vector<float> data(500'000, static_cast<float>(rank + 1));
+    MUST(paceline_share(comm, data.data(), data.size() * 4) == PACELINE_OK);
+    const auto child_writes = [&](float before) {
+      const pid_t child = fork();
+      if (child == 0) {
+        for (const float f : data) {
+          if (f != before) _exit(1);
+        }
+        std::fill(data.begin(), data.end(), -7.0F);
+        _exit(paceline_unshare(comm, data.data()) == PACELINE_UNSUPPORTED ? 0 : 2);
+      }
+      int how = -1;
+      return waitpid(child, &how, 0) == child && how == 0;
+    };
+    MUST(child_writes(static_cast<float>(rank + 1)));
+    auto a = op_args(0, 0, data.data(), data.data(), data.size());
+    MUST(paceline_run(comm, &a, nullptr) == PACELINE_OK);
+    for (const float f : data) MUST(f == 3);
+    MUST(child_writes(3));
+    MUST(paceline_run(comm, &a, nullptr) == PACELINE_OK);
+    for (const float f : data) MUST(f == 6);
+    MUST(paceline_unshare(comm, data.data()) == PACELINE_OK);
+    MUST(paceline_comm_destroy(comm) == PACELINE_OK);
     return 0;
   });
   for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r), 0) << "rank " << r;

@@ -29,8 +29,10 @@ uint64_t alignment_for(uint64_t bytes) {
 
 ShmAllocator::~ShmAllocator() {
   // Their owners give them back as they got them. (What can't be exchanged keeps the shared pages.)
-  for (auto& [begin, alias] : aliases_)
-    (void)exchange_for_private(reinterpret_cast<std::byte*>(begin), alias.bytes);
+  for (auto& [begin, alias] : aliases_) {
+    auto* const pages = reinterpret_cast<std::byte*>(begin);
+    if (!exchange_for_private(pages, alias.bytes)) share_with_children(pages, alias.bytes);
+  }
   for (auto& [memory, bytes] : private_) std::free(memory);
 }
 

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <random>
 #include <thread>
 #include <vector>
@@ -210,9 +211,14 @@ TEST(Allocator, ItsEndGivesMemoryPrivatePagesAgain) {
   auto memory = noise(1 << 20, 3);
   auto other = noise(1 << 20, 4);
   const auto before = memory;
+  std::optional<Peer> peer;  // outlives it
+  uint64_t at = 0;
   {
     ShmAllocator allocator(AllocatorOptions{64ULL << 20, false, {}});
     ASSERT_TRUE(allocator.share(memory.data(), memory.size()).is_ok());
+    peer.emplace(allocator);
+    at = allocator.offset_of(&memory[8192], 1).value_or(0);
+    EXPECT_EQ(*peer->at(at), memory[8192]);
     ASSERT_TRUE(allocator.share(other.data(), other.size()).is_ok());
     // What is kept goes private too, and its shared pages are not handed out again.
     allocator.keep(other.data() + 8192);
@@ -226,7 +232,9 @@ TEST(Allocator, ItsEndGivesMemoryPrivatePagesAgain) {
     }
   }
   EXPECT_EQ(memory, before);
-  const pid_t child = fork();  // shared pages would show what it writes
+  *peer->at(at) ^= 0xFFU;
+  EXPECT_EQ(memory, before);
+  const pid_t child = fork();
   if (child == 0) {
     std::memset(memory.data(), 0, memory.size());
     _exit(0);

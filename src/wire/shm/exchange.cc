@@ -1,22 +1,91 @@
 #include "wire/shm/exchange.h"
 
 #include <fmt/format.h>
+#include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <vector>
 
 #include "wire/shm/memory.h"
 
 namespace paceline::wire::shm {
 namespace {
 
-/// The mapping `fresh` takes the place of what is mapped at `begin`: at once, so nobody finds a hole there.
-Status put(void* fresh, std::byte* begin, uint64_t bytes) {
-  if (::mremap(fresh, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, begin) != MAP_FAILED)
+/// Pages of a file at addresses that were somebody else's.
+struct Range {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+  int fd = -1;
+  uint64_t offset = 0;
+};
+
+/// All that is shared in this process.
+struct Registry {
+  std::mutex mutex;
+  std::vector<Range> ranges;
+
+  void forget(uintptr_t begin, uintptr_t end) {
+    for (std::size_t i = ranges.size(); i-- > 0;) {
+      const Range range = ranges[i];
+      if (range.end <= begin || range.begin >= end) continue;
+      ranges[i] = ranges.back();
+      ranges.pop_back();
+      if (range.begin < begin) ranges.push_back({range.begin, begin, range.fd, range.offset});
+      if (range.end > end)
+        ranges.push_back({end, range.end, range.fd, range.offset + (end - range.begin)});
+    }
+  }
+};
+
+/// Never destroyed: threads may fork after the process's static objects have ended.
+Registry& registry() {
+  static auto* made = new Registry;
+  return *made;
+}
+
+/// A child has copies of its parent's memory. Shared pages would be the parent's own, so they become private ones of the
+/// same file: copied where the child writes, and only there. (System calls alone: other threads may have held any lock.)
+void part_from_parent(const Range& range) {
+  auto* const begin = reinterpret_cast<void*>(range.begin);
+  const std::size_t bytes = range.end - range.begin;
+  if (::mmap(begin, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, range.fd,
+             static_cast<off_t>(range.offset)) != MAP_FAILED)
+    return;
+  (void)::mprotect(begin, bytes, PROT_READ);
+  constexpr char kText[] =
+      "[paceline] warning: a forked process has no memory for pages of its own where its parent "
+      "shares buffers with other ranks; it can only read them\n";
+  (void)!::write(STDERR_FILENO, kText, sizeof(kText) - 1);
+}
+
+void before_fork() { registry().mutex.lock(); }
+void in_parent() { registry().mutex.unlock(); }
+void in_child() {
+  auto& all = registry();
+  for (const Range& range : all.ranges) part_from_parent(range);
+  all.ranges.clear();  // a child of this one must not be shown the file again
+  all.mutex.unlock();
+}
+[[maybe_unused]] const int registered = pthread_atfork(before_fork, in_parent, in_child);
+
+/// The mapping `fresh` takes the place of what is mapped at `begin`: at once, so nobody finds a hole there, and no fork sees
+/// pages that the registry does not know. fd < 0: private pages.
+Status put(void* fresh, std::byte* begin, uint64_t bytes, int fd = -1, uint64_t offset = 0) {
+  const auto first = reinterpret_cast<uintptr_t>(begin);
+  auto& all = registry();
+  std::unique_lock lock(all.mutex);
+  if (::mremap(fresh, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, begin) != MAP_FAILED) {
+    all.forget(first, first + bytes);
+    if (fd >= 0) all.ranges.push_back({first, first + bytes, fd, offset});
     return Status::ok();
+  }
   const int error = errno;
+  lock.unlock();
   ::munmap(fresh, bytes);
   return {Code::kResourceExhausted,
           fmt::format("exchanging {} KiB of pages: {}", bytes / 1024, std::strerror(error))};
@@ -41,7 +110,7 @@ Status exchange_for_shared(std::byte* begin, uint64_t bytes, int fd, uint64_t of
                        static_cast<off_t>(offset));
   if (fresh == MAP_FAILED) return no_mapping(bytes);
   std::memcpy(fresh, begin, bytes);
-  return put(fresh, begin, bytes);
+  return put(fresh, begin, bytes, fd, offset);
 }
 
 Status exchange_for_private(std::byte* begin, uint64_t bytes) {
@@ -59,6 +128,13 @@ Status detach_from_shared(std::byte* begin, uint64_t bytes, int fd, uint64_t off
   PACELINE_RETURN_IF_ERROR(put(fresh, begin, bytes));
   for (uint64_t at = 0; at < bytes; at += page_size()) take_page(begin + at);
   return Status::ok();
+}
+
+void share_with_children(std::byte* begin, uint64_t bytes) {
+  const auto first = reinterpret_cast<uintptr_t>(begin);
+  auto& all = registry();
+  const std::lock_guard lock(all.mutex);
+  all.forget(first, first + bytes);
 }
 
 }  // namespace paceline::wire::shm

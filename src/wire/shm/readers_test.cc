@@ -40,7 +40,16 @@ class Owner {
       data_ = static_cast<std::byte*>(node.channel->allocator()->allocate(kLong));
       std::copy(private_.begin(), private_.end(), data_);
     }
+    sent_before_ = node.channel->counters().wire_sent;
     node.channel->send(0, 1, 7, {data_, kLong}, 1);
+  }
+  /// Until the reader has begun, or each slot has been written once: it has no more then.
+  bool begins() {
+    const uint64_t target = sent_before_ + 4 * kChunk;
+    return node_.until([&] {
+      return where_ == Where::kArena ? node_.board.flags[0].load() != 0
+                                     : node_.channel->counters().wire_sent >= target;
+    });
   }
   /// Takes the message back, and gives the pages where it was read back to the system.
   void take_back() {
@@ -63,6 +72,7 @@ class Owner {
   Where where_;
   std::vector<std::byte> private_;
   std::byte* data_;
+  uint64_t sent_before_ = 0;
 };
 
 class Readers : public ::testing::TestWithParam<Where> {
@@ -70,6 +80,7 @@ class Readers : public ::testing::TestWithParam<Where> {
   static void tweak(ShmOptions& o) {
     o.use_vm_read = false;
     o.chunk_bytes = o.progress_bytes = o.slot_bytes = kChunk;
+    o.slots = 4;
   }
   static Code after_the_end() {
     return GetParam() == Where::kArena ? Code::kAborted : Code::kPeerLost;
@@ -107,8 +118,9 @@ TEST_P(Readers, ReadNothingThatWasTakenBack) {
           EXPECT_TRUE(sink.intact);
         } else {
           Owner owner(node, GetParam());
-          ASSERT_TRUE(node.until([&] { return node.board.flags[0].load() != 0; }));
-          for (int i = 0; i < 50; ++i) node.step();  // what the reader has asked for lies there
+          ASSERT_TRUE(owner.begins());
+          await_flag(node, 0);
+          for (int i = 0; i < 50; ++i) node.step();  // those that have been read are full again
           owner.take_back();
           node.board.flags[1].store(1);
         }
