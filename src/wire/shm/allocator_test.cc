@@ -261,8 +261,8 @@ class Detached : public ::testing::TestWithParam<bool> {
     before.assign(data, data + kBytes);
     at = *allocator.offset_of(data, kBytes);
   }
+  std::vector<unsigned char> memory;  // outlives the allocator, which gives it its pages back
   ShmAllocator allocator{AllocatorOptions{64ULL << 20, false, {}}};
-  std::vector<unsigned char> memory;
   std::vector<unsigned char> before;
   unsigned char* data = nullptr;
   uint64_t at = 0;
