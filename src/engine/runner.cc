@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/cores.h"
 #include "base/pause.h"
 #include "base/scheduling.h"
 
@@ -30,10 +31,8 @@ std::chrono::nanoseconds span(Time t) { return std::chrono::nanoseconds(t); }
 }  // namespace
 
 RunnerOptions runner_options_for(int local_size) {
-  cpu_set_t set;
-  int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
   RunnerOptions options;
-  options.yield = local_size >= cores;
+  options.yield = local_size >= usable_cores();
   return options;
 }
 

@@ -3,7 +3,6 @@
 // Each stage ends with an exchange, so that a rank that can't go on ends the creation everywhere, by name, instead of
 // leaving the others in a collective that it never joins.
 #include <fmt/format.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "base/cores.h"
 #include "drivers/cuda/loader.h"
 #include "gpu/path.h"
 
@@ -44,11 +44,6 @@ WireCodec codec_of(const std::string& name) {
 }
 
 std::string threads_text(int asked) { return asked == 0 ? "auto" : std::to_string(asked); }
-
-int cores_here() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 /// The caller's device is the current one again afterwards, where it had one.
 class SameContext {
@@ -184,7 +179,7 @@ Status Path::prepare() {
                                                 options_.wire_threads, kMostWires)};
   wire_threads_ = options_.wire_threads > 0
                       ? options_.wire_threads
-                      : fitting_wires(std::max(me_.local_size, me_.job_local_size), cores_here());
+                      : fitting_wires(std::max(me_.local_size, me_.job_local_size), usable_cores());
   shape_ = {me_.node_count, me_.local_size, me_.node, me_.local_rank};
   PathRequest probe;
   probe.shape = shape_;

@@ -106,9 +106,8 @@ def tell_compiler(ddp, cap):
 def for_cuda(arguments):
     """Arguments of DistributedDataParallel that give a CUDA model buckets of our sizes."""
     sizes = ready_order(arguments["module"])
-    chosen = chosen_size(sum(sizes))
     cap = cap_for_cuda(arguments["module"])
-    if chosen == 0 or not _takes_a_list() or arguments.get("mixed_precision") is not None:
+    if cap == 0 or not _takes_a_list() or arguments.get("mixed_precision") is not None:
         return {"bucket_cap_mb": max(cap, 1) / MIB}
     caps = plan(sizes, cap, min(_LEAST, cap), min(_LAST, cap), by_rows(arguments["module"]))
     if arguments.get("find_unused_parameters") and not arguments.get("static_graph"):
