@@ -216,6 +216,10 @@ PACELINE_API int paceline_test(paceline_comm* comm, paceline_op op);
 /* Waits and releases the operation. timeout_s < 0: until its own deadline. */
 PACELINE_API paceline_code paceline_wait(paceline_comm* comm, paceline_op op, double timeout_s,
                                          paceline_result* result);
+/* For a thread that computes what it submits (a backward pass), after the first operation of a step: while all cores of
+ * the machine are busy, and a rank of this node has not reached `op`, the thread sleeps and its core goes to those that
+ * are behind, on whom the network waits; at most for timeout_s. 1: all ranks of the node have reached it. */
+PACELINE_API int paceline_give_way(paceline_comm* comm, paceline_op op, double timeout_s);
 /* For a thread that serves completions: blocks until some operations submitted with
  * paceline_watch() have ended (at most timeout_s), writes and releases up to `capacity` results,
  * returns how many; -1 once the communicator is being destroyed. */

@@ -158,6 +158,7 @@ _PROTOTYPES = {
     "paceline_receive": (_CODE, [_COMM, POINTER(TransferArgs), POINTER(_OP)]),
     "paceline_run": (_CODE, [_COMM, POINTER(OpArgs), POINTER(Result)]),
     "paceline_test": (c_int, [_COMM, _OP]),
+    "paceline_give_way": (c_int, [_COMM, _OP, c_double]),
     "paceline_wait": (_CODE, [_COMM, _OP, c_double, POINTER(Result)]),
     "paceline_wait_any": (c_int, [_COMM, c_double, POINTER(Result), c_int]),
     "paceline_watch": (_CODE, [_COMM, _OP]),

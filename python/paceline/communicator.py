@@ -187,6 +187,10 @@ class Communicator:
         """True once the operation has ended."""
         return bool(self._library.paceline_test(self._handle, op))
 
+    def give_way(self, op, seconds):
+        """While all cores are busy, sleeps until this node's ranks have reached the operation; at most `seconds`."""
+        return bool(self._library.paceline_give_way(self._handle, op, seconds))
+
     def wait(self, op, timeout=-1.0):
         """Waits for an operation and releases it; raises its failure. Returns False where top-k saw Inf or NaN."""
         result = _library.Result()

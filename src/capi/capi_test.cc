@@ -1,12 +1,15 @@
 // The C ABI as a framework uses it: real processes, real wires.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include "base/cores.h"
 #include "capi/processes.h"
 
 namespace paceline::capi {
@@ -17,6 +20,52 @@ std::vector<float> values(int rank, size_t n, unsigned seed) {
   std::vector<float> out(n);
   for (auto& v : out) v = static_cast<float>(static_cast<int>(random() % 2001) - 1000);
   return out;
+}
+
+// Threads that keep every core busy, for as long as this lives.
+class BusyCores {
+ public:
+  BusyCores() {
+    for (int i = 0; i < machine_cores(); ++i)
+      threads_.emplace_back([this] {
+        while (!stop_.load(std::memory_order_relaxed)) {
+        }
+      });
+  }
+  ~BusyCores() {
+    stop_ = true;
+    for (auto& t : threads_) t.join();
+  }
+  BusyCores(const BusyCores&) = delete;
+  BusyCores& operator=(const BusyCores&) = delete;
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> threads_;
+};
+
+int gives_way(int rank, int size, FileStore& store) {
+  auto* comm = create(rank, size, store);
+  MUST(comm != nullptr);
+  std::vector<float> data(300000, 1.0F);
+  auto a = op_args(0, 0, data.data(), data.data(), data.size());
+  paceline_op op = 0;
+  if (rank == 0) {
+    const BusyCores busy;
+    MUST(paceline_submit(comm, &a, &op) == PACELINE_OK);
+    MUST(paceline_give_way(comm, op, 0.001) == 0);  // the other waits for the file
+    std::ofstream(store.directory() + "/go") << "1";
+    MUST(paceline_give_way(comm, op, 60) == 1);
+  } else {
+    while (!std::ifstream(store.directory() + "/go"))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    MUST(paceline_submit(comm, &a, &op) == PACELINE_OK);
+  }
+  MUST(paceline_wait(comm, op, -1, nullptr) == PACELINE_OK);
+  MUST(data == std::vector<float>(data.size(), static_cast<float>(size)));
+  MUST(paceline_give_way(comm, op, 60) == 1);  // it was released
+  MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+  return 0;
 }
 
 int collectives(int rank, int size, FileStore& store) {
@@ -134,6 +183,11 @@ TEST(Capi, CollectivesAmongProcesses) {
     }
     unsetenv("PACELINE_WIRE");
   }
+}
+
+TEST(Capi, ARankThatIsAheadGivesItsCoreAwayUntilItsNeighbourIsThere) {
+  Processes ranks(2, [](int rank, FileStore& store) { return gives_way(rank, 2, store); });
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r), 0) << "rank " << r;
 }
 
 TEST(Capi, ThreadsSubmitAndWaitAtOnceOnGroupsOfTheirOwn) {

@@ -1,6 +1,9 @@
 // Operations: submit, wait, completion.
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "base/run_queue.h"
 #include "capi/handle.h"
 #include "capi/options.h"
 
@@ -178,6 +181,16 @@ paceline_code paceline_wait(paceline_comm* comm, paceline_op op, double timeout_
     if (!outcome) return report(outcome.status());
     return give_result(op, *outcome, result);
   });
+}
+
+int paceline_give_way(paceline_comm* comm, paceline_op op, double timeout_s) {
+  int met = 0;
+  guarded([&] {
+    PACELINE_USABLE(comm);
+    met = comm->runner->give_way(op, to_time(std::max(timeout_s, 0.0)), cores_are_taken) ? 1 : 0;
+    return report(Status::ok());
+  });
+  return met;
 }
 
 paceline_code paceline_watch(paceline_comm* comm, paceline_op op) {

@@ -526,6 +526,13 @@ const Outcome* EngineImpl::outcome(OpId id) const {
   return r != nullptr && r->state == Record::State::kEnded ? &r->outcome : nullptr;
 }
 
+bool EngineImpl::met_neighbours(OpId id) const {
+  const Record* r = find(id);
+  if (r == nullptr || r->state == Record::State::kEnded) return true;
+  return r->state == Record::State::kRunning && r->executor != nullptr &&
+         r->executor->met_neighbours();
+}
+
 void EngineImpl::forget(OpId id) {
   Record* r = find(id);
   if (r == nullptr || r->state != Record::State::kEnded) return;

@@ -114,8 +114,8 @@ class Engine {
   virtual ~Engine() = default;
 
   /// Told when a computation on buffers (encoding a bucket: a millisecond) or the channel's copying to and from sockets
-  /// begins and ends. In between, from other threads and one at a time, submit(), send(), receive(), outcome() and forget()
-  /// may be called, nothing else: whoever submits waits for neither. Must outlive the engine; nullptr: none.
+  /// begins and ends. In between, from other threads and one at a time, submit(), send(), receive(), outcome(),
+  /// forget() and met_neighbours() may be called, nothing else: whoever submits waits for neither. Must outlive the engine; nullptr: none.
   virtual void set_interlude(Interlude* interlude) = 0;
   /// Threads that share the coding of a bucket under top-k; must outlive the engine. nullptr: none, it is done by the
   /// thread that calls progress().
@@ -129,6 +129,9 @@ class Engine {
   /// Result of an operation; nullptr while it runs. forget() releases it.
   [[nodiscard]] virtual const Outcome* outcome(OpId id) const = 0;
   virtual void forget(OpId id) = 0;
+  /// Every rank of this node that the operation receives from has submitted it too, or it has ended. For transfers and
+  /// what waits for memory: once it has ended.
+  [[nodiscard]] virtual bool met_neighbours(OpId id) const = 0;
 
   /// A group over `ranks` (world numbering, ascending or not; the order is the group's numbering).
   /// All members create their common groups in the same order. No communication. kWorld always

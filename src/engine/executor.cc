@@ -46,6 +46,7 @@ Executor::Executor(std::shared_ptr<PreparedPlan> plan) : plan_(std::move(plan)) 
   lengths_.resize(steps.size());
   answered_.resize(steps.size());
   ready_.reserve(steps.size());
+  unheard_.reserve(plan_->neighbours.size());
   cascade_.reserve(steps.size());
   sink_of_.resize(steps.size());
   uint32_t sinks = 0;
@@ -65,6 +66,7 @@ void Executor::start(const Binding& binding, wire::Channel& channel) {
   ready_.clear();
   current_ = plan::kNoStep;
   slice_done_ = 0;
+  unheard_ = plan_->neighbours;
   remaining_ = waits_.size();
   failure_ = Status::ok();
   failed_peer_ = -1;
@@ -162,6 +164,7 @@ void Executor::complete(uint32_t step, const wire::Completion& completion, wire:
                                                 completion.bytes, lengths_[step])},
                   peer);
     }
+    if (!unheard_.empty()) std::erase(unheard_, s.peer);
     lengths_[step] = completion.bytes;
     answered_[step] = completion.answered;
   }

@@ -55,6 +55,8 @@ class Executor {
   uint64_t work(uint64_t budget, wire::Channel& channel, Interlude& interlude);
 
   [[nodiscard]] bool done() const { return remaining_ == 0; }
+  /// Something has come from every rank of the node that the plan receives from: all of them are at this operation.
+  [[nodiscard]] bool met_neighbours() const { return unheard_.empty(); }
   /// After a failure there is none.
   [[nodiscard]] bool has_work() const {
     return failure_.is_ok() && (current_ != plan::kNoStep || !ready_.empty());
@@ -122,6 +124,7 @@ class Executor {
   std::vector<StepSink> sinks_;
   std::vector<uint32_t> sink_of_;  ///< [steps]
   std::vector<uint32_t> cascade_;  ///< steps to release, reused
+  std::vector<Rank> unheard_;      ///< of the plan's neighbours
   std::size_t remaining_ = 0;
   Status failure_;
   Rank failed_peer_ = -1;

@@ -100,6 +100,21 @@ std::vector<std::pair<uint64_t, uint64_t>> encoded_elements(const plan::Plan& pl
 
 }  // namespace
 
+namespace {
+
+std::vector<Rank> sources_on_node(const plan::Plan& plan) {
+  const auto& node_of = plan.request.shape.node_of;
+  const auto on = [&](Rank r) { return node_of.at(static_cast<std::size_t>(r)); };
+  std::vector<Rank> all;
+  for (const Step& s : plan.steps)
+    if (receives(s.kind) && on(s.peer) == on(plan.me)) all.push_back(s.peer);
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return all;
+}
+
+}  // namespace
+
 Result<std::shared_ptr<PreparedPlan>> prepare(plan::Plan plan, uint64_t input_bytes,
                                               uint64_t output_bytes) {
   PACELINE_RETURN_IF_ERROR(check(plan, input_bytes, output_bytes));
@@ -121,6 +136,7 @@ Result<std::shared_ptr<PreparedPlan>> prepare(plan::Plan plan, uint64_t input_by
   for (std::size_t i = 0; i < n; ++i) {
     for (auto a : plan.steps[i].after) out->successors[fill[a]++] = static_cast<uint32_t>(i);
   }
+  out->neighbours = sources_on_node(plan);
   if (plan.request.codec.codec == plan::Codec::kTopK) out->encoded = encoded_elements(plan);
   out->plan = std::move(plan);
   return out;

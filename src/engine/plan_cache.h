@@ -27,6 +27,8 @@ struct PreparedPlan {
   std::vector<uint64_t> finite_samples;
   /// Top-k: elements [begin, end) of the buffer that this rank encodes, ascending, none next to another.
   std::vector<std::pair<uint64_t, uint64_t>> encoded;
+  std::vector<Rank>
+      neighbours;  ///< ranks of this one's node that it receives from, group numbering, ascending
   std::optional<uint64_t> link_bytes;  ///< plan::predict, once asked for
   uint64_t runs = 0;  ///< operations carried out since `link_bytes` was last added up
 

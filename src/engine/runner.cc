@@ -25,6 +25,8 @@ constexpr Time kGivesUp = 2 * kSecond + 100 * kMillisecond;
 // Once so much has gone through the network since the last sleep, the next comes at the network's pace: to look for
 // it without a pause costs a core and saves no time, and what has gathered meanwhile takes fewer calls.
 constexpr uint64_t kBulk = 64 * 1024;
+// For so long give_way() leaves its core between two looks: a fraction of what a bucket takes to compute.
+constexpr Time kGivenAway = 200 * kMicrosecond;
 
 std::chrono::nanoseconds span(Time t) { return std::chrono::nanoseconds(t); }
 
@@ -382,6 +384,21 @@ Result<Outcome> Runner::wait(OpId id, Time timeout) {
   if (live_.erase(id) == 0)
     return Status(Code::kInvalidArgument, "another thread released the operation");
   return take(id);
+}
+
+bool Runner::give_way(OpId id, Time patience, const std::function<bool()>& crowded) {
+  Lock lock = enter();
+  const Stay stay(*this);
+  const Time until = after(now(), patience);
+  while (live_.count(id) > 0 && !engine_.met_neighbours(id)) {
+    if (closing_ || now() >= until) return false;
+    lock.unlock();
+    const bool sleeps = crowded();
+    if (sleeps) std::this_thread::sleep_for(span(kGivenAway));
+    lock = enter();
+    if (!sleeps) return false;
+  }
+  return true;
 }
 
 Status Runner::watch(OpId id) {

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -70,6 +71,9 @@ class Runner final : private Interlude {
   /// Waits and releases. `timeout` < 0: until the operation's own deadline. kInvalidArgument: no
   /// such operation; kTimeout: it still runs (and is kept).
   Result<Outcome> wait(OpId id, Time timeout);
+  /// Sleeps while `crowded` and some rank of this node has not reached the operation, at most for `patience`: the core
+  /// goes to who is behind. True: all have reached it, or it is no operation (any more).
+  bool give_way(OpId id, Time patience, const std::function<bool()>& crowded);
   Status watch(OpId id);
   /// Appends ended watched operations to `out`, at most `capacity`; false once the runner is being
   /// closed.

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import inspect
+import time
 import warnings
 
 import torch
@@ -55,6 +56,27 @@ def bytes_travelled_through_paceline():
     square(ours, 0)
     assert attachment_of(ours).endpoint.communicator.stats()["operations"] > before
     assert ours._get_ddp_logging_data()["comm_hook"] == "paceline"
+
+
+@check
+def who_has_waited_gives_way_with_its_first_bucket():
+    ours, plain = pair(mlp(0), bucket_cap_mb=0.0003)
+    attachment = attachment_of(ours)
+    communicator, given = attachment.endpoint.communicator, []
+    give_way = communicator.give_way
+    communicator.give_way = lambda op, seconds: given.append(seconds) or give_way(op, seconds)
+    try:
+        for step in range(4):
+            attachment._waited = 0.5 if step % 2 else 0.001
+            train(ours, plain, 1, lambda model, _, at=step: square(model, at))
+            assert given == ([0.25] if step % 2 else []), (step, given)
+            given.clear()
+    finally:
+        del communicator.give_way
+    if RANK == SIZE - 1:
+        time.sleep(0.5)  # the others are at the end of their pass by then
+    square(ours, 9)
+    assert RANK == SIZE - 1 or attachment._waited > 0.02, attachment._waited
 
 
 @check

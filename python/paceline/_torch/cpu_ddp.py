@@ -6,6 +6,7 @@ future when all is there, and the future may be complete from the beginning; whe
 """
 
 import contextlib
+import time
 
 import torch
 from torch.futures import Future
@@ -17,6 +18,7 @@ from paceline._torch.dtypes import flat_view
 
 #: -1 where no backward pass runs; torch 1 does not tell.
 _backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_SLACK = 0.002  # seconds; below, the network is as fast as the backward pass
 
 
 class CpuAttachment(Attachment):
@@ -27,6 +29,7 @@ class CpuAttachment(Attachment):
         self._running = []  # (operation, future that is to be completed or None, buffer, what is kept of its bucket)
         self._passes = 0
         self._looked_at_late = False
+        self._waited = 0.0  # seconds, at the end of the last pass
 
     def all_reduce(self, bucket):
         """Submits the average of a bucket over the ranks; the future holds the bucket's own buffer."""
@@ -49,6 +52,9 @@ class CpuAttachment(Attachment):
         except BaseException:
             steps.ended(True)
             raise
+        if index == 0 and self._waited > _SLACK:
+            # The network waits for the last rank of the node, and this one has time to spare at the end.
+            self.endpoint.communicator.give_way(op, self._waited / 2)
         if self._looked_at_late:
             if known.future is None:
                 known.future = Future()
@@ -105,10 +111,12 @@ class CpuAttachment(Attachment):
             return
         factor = self._join_factor()
         finite = True
+        began = time.monotonic()
         try:
             for op, *_ in running:
                 finite = self.endpoint.communicator.wait(op) and finite
         finally:
+            self._waited = time.monotonic() - began
             self.endpoint.steps.ended(finite, len(running))
         for _, future, buffer, _ in running:
             if factor is not None:
