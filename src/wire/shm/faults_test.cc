@@ -1,19 +1,8 @@
 // What goes wrong between processes: each fault is made for real, and must end in a named status,
 // never in a hang or in wrong bytes.
-#include <fcntl.h>
-#include <sched.h>
-#include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <optional>
 #include <random>
 
-#include "base/testing/no_descriptors.h"
-#include "wire/shm/packet.h"
 #include "wire/shm/testing.h"
 
 namespace paceline::wire::shm::testing {
@@ -81,6 +70,28 @@ TEST_P(Death, OfAPeerIsKnownWithin100Milliseconds) {
     best = std::min(best, took);
   }
   EXPECT_LE(best, 100 * kMillisecond);
+}
+
+// The process goes on, so that nothing but the socket tells.
+TEST(Death, OfAChannelIsKnownWhileAChildOfItsProcessLives) {
+  run_ranks(2, [](Node& node) {
+    talk(node, 1 - node.rank, 0);
+    if (node.rank == 0) {
+      EXPECT_TRUE(node.until([&] { return !node.losses.empty(); }));
+      node.board.flags[0].store(1);
+      return;
+    }
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(60);
+      ::pause();
+      std::_Exit(0);
+    }
+    node.channel.reset();
+    while (node.board.flags[0].load() == 0) std::this_thread::yield();
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+  });
 }
 
 TEST(Death, MessagesWrittenBeforeAnOrderlyEndStillArrive) {
@@ -258,6 +269,40 @@ TEST_P(Abort, NeverDeliversABufferThatWasTakenBack) {
   }
 }
 
+/// The receiver has taken the last piece, and the sender aborts before it hears of that.
+TEST(Abort, OfWhatThePeerHasTakenIsNoNonsense) {
+  constexpr std::size_t kBytes = 32'000;
+  run_ranks(
+      2,
+      [](Node& node) {
+        auto& taken = node.board.flags[0];
+        auto& heard = node.board.flags[1];
+        talk(node, 1 - node.rank, 0);
+        auto data = pattern(kBytes, 3);
+        if (node.rank == 0) {
+          const auto before = node.channel->counters().wire_sent;
+          node.channel->send(1, 7, 1, data, 1);
+          EXPECT_TRUE(
+              node.until([&] { return node.channel->counters().wire_sent > before + kBytes; }));
+          while (taken.load() == 0) std::this_thread::yield();
+          node.channel->abort(Status(Code::kAborted, "test"));
+          node.channel->post_note(1, pattern(8, 1));
+          EXPECT_TRUE(node.until([&] { return heard.load() != 0; }));
+          return;
+        }
+        std::vector<std::byte> in(kBytes);
+        node.sleepy = false;
+        node.channel->receive(0, 7, 1, {in.data(), nullptr, kBytes}, 1);
+        EXPECT_TRUE(node.wait(1).status.is_ok());
+        EXPECT_EQ(in, data);
+        taken = 1;
+        EXPECT_TRUE(node.until([&] { return !node.notes.empty() || !node.losses.empty(); }));
+        EXPECT_TRUE(node.losses.empty()) << node.losses[0].status.message();
+        heard = 1;
+      },
+      [](ShmOptions& o) { o.use_vm_read = o.use_arena = false; });
+}
+
 TEST(Abort, NotesStillTravelAfterIt) {
   run_ranks(2, [](Node& node) {
     talk(node, 1 - node.rank, 0);
@@ -285,217 +330,6 @@ TEST(Drop, CompletesTheRequestsAndThePeerLearnsIt) {
     }
     node.meet();
   });
-}
-
-// ---- scarce memory
-
-/// A mounted tmpfs of `bytes`; empty where this process may not mount (the test is skipped then).
-class TinyTmpfs {
- public:
-  explicit TinyTmpfs(const std::string& bytes) {
-    char name[] = "/tmp/paceline-tiny-XXXXXX";
-    path = ::mkdtemp(name);
-    mounted = ::mount("tmpfs", path.c_str(), "tmpfs", 0, ("size=" + bytes).c_str()) == 0;
-  }
-  ~TinyTmpfs() {
-    if (mounted) ::umount(path.c_str());
-    ::rmdir(path.c_str());
-  }
-  std::string path;
-  bool mounted = false;
-};
-
-TEST(Scarcity, AFullDevShmMeansSmallerRingsAndPrivateBuffers) {
-  TinyTmpfs tiny("300k");
-  if (!tiny.mounted) GTEST_SKIP() << "only root can mount a small tmpfs";
-  run_ranks(
-      2,
-      [](Node& node) {
-        talk(node, 1 - node.rank, 0);
-        auto& allocator = *node.channel->allocator();
-        auto* memory = static_cast<std::byte*>(allocator.allocate(kLong));
-        ASSERT_NE(memory, nullptr);
-        EXPECT_EQ(allocator.offset_of(memory, 1).has_value(), node.rank == 1);
-        std::memset(memory, 1, kLong);
-        EXPECT_TRUE(allocator.free(memory));
-        node.meet();
-      },
-      [&](ShmOptions& o) {
-        if (o.rank == 0) o.sources = {false, {tiny.path}};
-        o.ring_bytes = 256 * 1024;
-        o.use_vm_read = o.rank == 0;
-      });
-}
-
-TEST(Scarcity, NoMemoryAtAllIsAnErrorThatNamesTheFix) {
-  TinyTmpfs tiny("64k");
-  if (!tiny.mounted) GTEST_SKIP() << "only root can mount a small tmpfs";
-  ShmOptions options;
-  options.sources = {false, {tiny.path, "/nonexistent"}};
-  auto made = ShmChannel::create(options);
-  ASSERT_FALSE(made.is_ok());
-  EXPECT_EQ(made.status().code(), Code::kResourceExhausted);
-  EXPECT_NE(made.status().message().find(tiny.path), std::string::npos);
-  EXPECT_NE(made.status().message().find("--shm-size"), std::string::npos);
-}
-
-TEST(Scarcity, AFileSizeLimitEndsNoProcess) {
-  run_ranks(
-      2,
-      [](Node& node) {
-        talk(node, 1 - node.rank, 0);
-        auto* memory = node.channel->allocator()->allocate(kLong);
-        ASSERT_NE(memory, nullptr);
-        std::memset(memory, 1, kLong);
-        node.meet();
-      },
-      [](ShmOptions&) {
-        rlimit limit{1024 * 1024, 1024 * 1024};
-        ::setrlimit(RLIMIT_FSIZE, &limit);
-      });
-}
-
-// The peer's arena is announced when it is first used: on a rank that can't take its descriptor all goes another way.
-TEST(Scarcity, WithoutDescriptorsSharedBuffersAreCopied) {
-  for (const bool from_arena : {true, false}) {
-    for (const bool vm_read : {true, false}) {
-      run_ranks(
-          2,
-          [&](Node& node) {
-            // Connected by a short message: nothing of the arena has gone over yet.
-            std::byte word[8]{};
-            std::byte back[8]{};
-            node.channel->send(1 - node.rank, 7, 1, word, 1);
-            node.channel->receive(1 - node.rank, 7, 1, {back, nullptr, 8}, 2);
-            EXPECT_TRUE(node.wait(1).status.is_ok());
-            EXPECT_TRUE(node.wait(2).status.is_ok());
-            node.meet();
-            std::optional<paceline::testing::NoDescriptors> none;
-            if (node.rank == 1) none.emplace();
-            node.meet();
-            // Several at once, so that pieces of one come between those of another.
-            std::vector<std::byte*> out(3);
-            std::vector<std::vector<std::byte>> in(3);
-            auto& arena = *node.channel->allocator();
-            for (unsigned i = 0; i < 3; ++i) {
-              const auto content = pattern(kLong + i, i);
-              if (node.rank == 0) {
-                out[i] = static_cast<std::byte*>(from_arena ? arena.allocate(content.size())
-                                                            : std::malloc(content.size()));
-                ASSERT_NE(out[i], nullptr);
-                std::memcpy(out[i], content.data(), content.size());
-                node.channel->send(1, 40 + i, 1, {out[i], content.size()}, 5 + i);
-              } else {
-                in[i].resize(content.size());
-                node.channel->receive(0, 40 + i, 1, {in[i].data(), nullptr, in[i].size()}, 5 + i);
-              }
-            }
-            for (unsigned i = 0; i < 3; ++i) {
-              const auto done = node.wait(5 + i);
-              EXPECT_TRUE(done.status.is_ok()) << done.status.to_string();
-              if (node.rank == 1) {
-                EXPECT_EQ(in[i], pattern(kLong + i, i));
-              } else {
-                from_arena ? (void)arena.free(out[i]) : std::free(out[i]);
-              }
-            }
-            node.meet();
-            EXPECT_TRUE(node.losses.empty());
-            talk(node, 1 - node.rank, 1000);  // the other way too
-            node.meet();
-          },
-          [&](ShmOptions& o) { o.use_vm_read = vm_read; });
-    }
-  }
-}
-
-// UBSan opens a pipe to look at an object's type, and fails the process where it gets none.
-#if defined(__has_feature)
-#if __has_feature(undefined_behavior_sanitizer)
-#define PACELINE_TEST_NEEDS_DESCRIPTORS 1
-#endif
-#endif
-
-#ifndef PACELINE_TEST_NEEDS_DESCRIPTORS
-// However few descriptors a rank has left, its messages come, or both hear why not.
-TEST(Scarcity, ConnectingWithFewDescriptorsWorksOrIsNamed) {
-  for (int spare = 0; spare < 10; ++spare) {
-    run_ranks(2, [&](Node& node) {
-      std::optional<paceline::testing::NoDescriptors> few;
-      if (node.rank == 1) few.emplace(spare);
-      node.meet();
-      const auto out = pattern(1000, 3);
-      std::vector<std::byte> in(out.size());
-      const Rank peer = 1 - node.rank;
-      node.channel->receive(peer, 1, 1, {in.data(), nullptr, in.size()}, 6);
-      node.channel->send(peer, 1, 1, out, 5);
-      const auto done = node.wait(6);
-      EXPECT_EQ(done.status.is_ok(), node.wait(5).status.is_ok());
-      if (done.status.is_ok()) {
-        EXPECT_EQ(in, out);
-        return node.meet();
-      }
-      // What this rank found, or that the other one has left.
-      const std::string& text = done.status.message();
-      EXPECT_TRUE(done.status.code() == Code::kPeerLost ||
-                  text.find("ulimit -n") != std::string::npos)
-          << done.status.to_string();
-      EXPECT_NE(text.find(fmt::format("rank {} (host", peer)), std::string::npos) << text;
-      EXPECT_LT(spare, 8) << text;
-    });
-  }
-}
-#endif
-
-// ---- surroundings
-
-/// Goes on in a child of a new pid namespace, where no process number of the others means anything.
-bool enter_pid_namespace() {
-  if (::unshare(CLONE_NEWPID) != 0) return false;
-  pid_t pid = ::fork();
-  if (pid == 0) return true;
-  int status = 0;
-  ::waitpid(pid, &status, 0);
-  std::_Exit(WIFEXITED(status) ? WEXITSTATUS(status) : 4);
-}
-
-TEST(Surroundings, DifferentPidNamespaces) {
-  if (::geteuid() != 0) GTEST_SKIP() << "only root can make a pid namespace";
-  run_ranks(
-      2,
-      [](Node& node) {
-        talk(node, 1 - node.rank, 0);
-        // Nobody in the inner namespace can name a process outside.
-        if (node.rank == 1) {
-          EXPECT_NE(node.channel->describe().find("copies"), std::string::npos)
-              << node.channel->describe();
-        }
-        node.meet();
-      },
-      [](ShmOptions& o) {
-        if (o.rank == 1) {
-          ASSERT_TRUE(enter_pid_namespace());
-        }
-      });
-}
-
-TEST(Surroundings, WithoutRootAndUndumpable) {
-  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
-  for (int dumpable : {0, 1}) {
-    run_ranks(
-        2,
-        [&](Node& node) {
-          talk(node, 1 - node.rank, 0);
-          const bool copies = node.channel->describe().find("copies") != std::string::npos;
-          EXPECT_EQ(copies, dumpable == 0) << node.channel->describe();
-          node.meet();
-        },
-        [&](ShmOptions&) {
-          ASSERT_EQ(::setgid(65534), 0);
-          ASSERT_EQ(::setuid(65534), 0);
-          ::prctl(PR_SET_DUMPABLE, dumpable);
-        });
-  }
 }
 
 // ---- waiting

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "base/close_in_children.h"
 #include "base/log.h"
 #include "wire/shm/handshake.h"
 #include "wire/shm/packet.h"
@@ -20,7 +21,11 @@ Link::Link(LinkParts parts)
                          parts_.memory.data() + kPageBytes + parts_.ring_bytes};
   writer_ = RingWriter(rings[parts_.side], parts_.ring_bytes, &mine(), &theirs());
   reader_ = RingReader(rings[1 - parts_.side], parts_.ring_bytes, &mine(), &theirs());
+  // Or its end would not come while such a child lives, and the peer hear of this rank's at a deadline.
+  close_in_children(parts_.socket.get());
 }
+
+Link::~Link() { keep_in_children(parts_.socket.get()); }
 
 bool Link::write(const RecordHeader& header, std::span<const std::byte> payload) {
   if (!writer_.write(header, payload)) return false;

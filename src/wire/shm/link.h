@@ -30,6 +30,9 @@ struct LinkParts {
 class Link {
  public:
   explicit Link(LinkParts parts);
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+  ~Link();
 
   /// Publishes a record and rings if the peer sleeps. False: no room now.
   bool write(const RecordHeader& header, std::span<const std::byte> payload);

@@ -192,7 +192,8 @@ bool Conversation::use_piece(const RecordHeader& header, std::span<const std::by
 
 bool Conversation::on_withdrawn(const RecordHeader& header) {
   auto found = piecewise_.find(header.id);
-  if (found == piecewise_.end()) return !shared_.aborted.is_ok();
+  // The last piece may have been taken before its sender heard of that and aborted.
+  if (found == piecewise_.end()) return !shared_.aborted.is_ok() || !link_->still_lent();
   // Its abort came before this record did, so finish_pull() finds the message taken back.
   if (link_->still_lent()) return false;
   const Pull pull = found->second;
