@@ -143,6 +143,16 @@ bool Session::pull_control(std::vector<std::byte>& out) {
 
 void Session::rewind_control() { cursor_ = 0; }
 
+void Session::control_lost() {
+  rewind_control();
+  connected_ = false;
+}
+
+void Session::control_regained() {
+  rewind_control();
+  connected_ = true;
+}
+
 void Session::schedule_acknowledgement(bool soon) {
   Time at = soon ? shared_.now : after(shared_.now, shared_.options.acknowledge_after);
   acknowledge_at_ = std::min(acknowledge_at_, at);
@@ -211,12 +221,13 @@ Status Session::take_control(const Frame& frame, std::span<const std::byte> payl
     schedule_acknowledgement(true);
     return Status::ok();
   }
-  ++taken_;
+  // What is refused is not taken: it comes again after a reconnect, and whoever insists is lost by name.
   PACELINE_RETURN_IF_ERROR(process(frame, payload));
+  ++taken_;
   while (!early_frames_.empty() && early_frames_.begin()->first == taken_ + 1) {
     auto node = early_frames_.extract(early_frames_.begin());
-    ++taken_;
     PACELINE_RETURN_IF_ERROR(process(node.mapped().first, node.mapped().second));
+    ++taken_;
   }
   ++unacknowledged_;
   bool much = eager_matched_ - eager_told_ >= shared_.options.eager_budget / 4;
@@ -277,12 +288,13 @@ Status Session::on_reject(const Frame& frame, std::span<const std::byte> payload
 }
 
 Time Session::next_timer() const {
-  if (!lost_.is_ok() || departed_) return lost_.is_ok() ? acknowledge_at_ : kNever;
+  const Time acknowledges = connected_ ? acknowledge_at_ : kNever;
+  if (!lost_.is_ok() || departed_) return lost_.is_ok() ? acknowledges : kNever;
   const auto& o = shared_.options;
   Time heard = std::max(heard_at_, shared_.grace);
   Time beat = o.heartbeat > 0 ? o.heartbeat : o.peer_timeout / 8;
   Time t = std::min(after(heard, o.peer_timeout), after(std::max(heard, pinged_at_), beat));
-  t = std::min(t, acknowledge_at_);
+  t = std::min(t, acknowledges);
   if (!to_offer_.empty()) t = std::min(t, after(to_offer_.front().since, o.offer_after));
   if (o.lossy) {
     if (cursor_ > 0) t = std::min(t, after(control_sent_at_, rto_));
@@ -335,6 +347,8 @@ void Session::cancel_all(const Status& why) {
   for (uint32_t slot = 0; slot < receive_ops_.size(); ++slot) {
     if (receive_ops_[slot].used) end_receive(slot, 0, why);
   }
+  ready_.clear();  // has_pieces() would speak of sends that have ended
+  to_offer_.clear();
 }
 
 void Session::lose(const Status& why, bool announce) {

@@ -26,6 +26,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -83,6 +84,7 @@ struct Piece {
   const std::byte* data = nullptr;
   uint32_t slot = 0;
   uint32_t generation = 0;
+  bool is_repeat = false;
 };
 
 class Session {
@@ -103,8 +105,11 @@ class Session {
   [[nodiscard]] bool has_control() const;
   /// Appends the next frame to `out`; false when there is none.
   bool pull_control(std::vector<std::byte>& out);
-  /// The connection that carried it broke: everything unacknowledged leaves again.
+  /// Everything unacknowledged leaves again.
   void rewind_control();
+  /// The connection that carried it broke: besides, no timer asks for an acknowledgement until there is one again.
+  void control_lost();
+  void control_regained();
   /// True when no sequenced frame waits for its acknowledgement.
   [[nodiscard]] bool all_acknowledged() const { return outgoing_.empty(); }
   [[nodiscard]] bool all_control_pulled() const { return cursor_ == outgoing_.size(); }
@@ -162,10 +167,11 @@ class Session {
     uint32_t pieces = 0;
     uint32_t next = 0;     ///< pieces before this one have left at least once
     uint32_t writing = 0;  ///< pulled, not yet written
+    uint32_t fresh = 0;    ///< of these, those that leave for the first time
     bool used = false;
     bool offered = false;
     bool queued = false;          ///< in ready_
-    Status doom;                  ///< ends so as soon as no flow reads it
+    std::optional<Status> end;    ///< ends so as soon as no flow reads it
     std::vector<uint8_t> where;   ///< per piece: kNowhere, kArrived or 1 + flow
     std::vector<uint32_t> again;  ///< pieces to send once more
   };
@@ -276,6 +282,7 @@ class Session {
       early_frames_;             ///< lossy: out of order
   uint32_t unacknowledged_ = 0;  ///< frames taken since the last acknowledgement left
   Time acknowledge_at_ = kNever;
+  bool connected_ = true;  ///< false from control_lost() to control_regained()
 
   // Eager credit.
   uint64_t eager_sent_ = 0;

@@ -73,9 +73,9 @@ uint32_t Session::new_send(Tag tag, uint32_t digest, std::span<const std::byte> 
   op.data = data;
   op.cookie = cookie;
   op.message = 0;
-  op.pieces = op.next = op.writing = 0;
+  op.pieces = op.next = op.writing = op.fresh = 0;
   op.offered = op.queued = false;
-  op.doom = Status::ok();
+  op.end.reset();
   op.used = true;
   op.again.clear();
   return slot;
@@ -178,7 +178,7 @@ bool Session::pull_piece(uint32_t flow, Piece& piece) {
   while (has_pieces()) {
     Waiting w = ready_.front();
     SendOp& op = send_ops_[w.slot];
-    if (!op.used || op.generation != w.generation || !op.doom.is_ok()) {
+    if (!op.used || op.generation != w.generation || op.end) {
       ready_.pop_front();
       continue;
     }
@@ -199,6 +199,7 @@ bool Session::pull_piece(uint32_t flow, Piece& piece) {
     }
     op.where[index] = static_cast<uint8_t>(1 + flow);
     ++op.writing;
+    if (!is_repeat) ++op.fresh;
     ++writing_;
     uint64_t at = uint64_t{index} * shared_.options.piece_bytes;
     piece.frame = Frame{};
@@ -214,6 +215,7 @@ bool Session::pull_piece(uint32_t flow, Piece& piece) {
     piece.data = op.data.data() + at;
     piece.slot = w.slot;
     piece.generation = w.generation;
+    piece.is_repeat = is_repeat;
     if (shared_.options.payload_sum) {
       piece.frame.has_sum = true;
       piece.frame.sum = crc32c({piece.data, piece.frame.length});
@@ -231,7 +233,8 @@ void Session::piece_written(const Piece& piece) {
   --writing_;
   SendOp& op = send_ops_[piece.slot];
   if (!op.used || op.generation != piece.generation) return;
-  if (--op.writing == 0 && !op.doom.is_ok()) end_send(piece.slot, op.doom);
+  if (!piece.is_repeat) --op.fresh;
+  if (--op.writing == 0 && op.end) end_send(piece.slot, *op.end);
 }
 
 void Session::flow_broken(uint32_t flow) {
@@ -265,11 +268,16 @@ Status Session::on_ready(const Frame& frame) {
 Status Session::on_done(const Frame& frame) {
   auto it = started_.find(frame.message);
   if (it == started_.end()) return Status::ok();  // cancelled here meanwhile
-  const SendOp& op = send_ops_[it->second];
-  if (op.next < op.pieces || op.writing != 0) {
+  SendOp& op = send_ops_[it->second];
+  if (op.next < op.pieces || op.fresh != 0) {
     return {Code::kCorrupted, "a message said to be complete before it was sent"};
   }
-  end_send(it->second, Status::ok());
+  if (op.writing == 0) {
+    end_send(it->second, Status::ok());
+  } else {
+    op.end =
+        Status::ok();  // a flow broke, and repeats a piece that had come: piece_written() ends it
+  }
   return Status::ok();
 }
 
@@ -284,7 +292,7 @@ Status Session::on_withdraw(const Frame& frame) {
   if (op.writing == 0) {
     end_send(started->second, std::move(why));
   } else {
-    op.doom = std::move(why);  // a flow still reads the caller's memory: piece_written() ends it
+    op.end = std::move(why);  // a flow still reads the caller's memory: piece_written() ends it
   }
   return Status::ok();
 }

@@ -91,5 +91,86 @@ TEST(Protocol, ADamagedPayloadIsRefusedWhereSumsAreAskedFor) {
   EXPECT_TRUE(other.b.events.completions.empty());
 }
 
+// A flow broke whose pieces had come, one of them is half written again, and then the receiver's word is heard.
+TEST(Protocol, AMessageThatIsDoneAmidARepeatEndsWithTheRepeat) {
+  Pair pair(false);
+  const auto data = random_bytes(1'000'000, 3);
+  std::vector<std::byte> into(data.size());
+  pair.to.receive(8, 0, {into.data(), nullptr, into.size()}, 4);
+  pair.from.send(8, 0, data, 3);
+  ASSERT_TRUE(Pair::hand_over(pair.to, pair.from, false));
+  Piece piece;
+  while (pair.from.pull_piece(0, piece)) {
+    auto place = pair.to.place(piece.frame);
+    std::memcpy(place.at, piece.data, piece.frame.length);
+    ASSERT_TRUE(pair.to.placed(piece.frame, {}));
+    pair.from.piece_written(piece);
+  }
+  ASSERT_EQ(into, data);
+  pair.from.flow_broken(0);
+  ASSERT_TRUE(pair.from.pull_piece(1, piece));
+  EXPECT_TRUE(Pair::hand_over(pair.to, pair.from, false));
+  EXPECT_TRUE(pair.a.events.completions.empty());  // the flow still reads it
+  Piece other;
+  EXPECT_FALSE(pair.from.pull_piece(2, other));  // and no more is repeated
+  pair.from.piece_written(piece);
+  ASSERT_EQ(pair.a.events.completions.size(), 1U);
+  EXPECT_TRUE(pair.a.events.completions[0].status.is_ok());
+  EXPECT_FALSE(pair.from.has_pieces());
+}
+
+TEST(Protocol, AMessageIsNotDoneWhileAPieceLeavesForTheFirstTime) {
+  Pair pair(false);
+  const auto data = random_bytes(200'000, 4);
+  std::vector<std::byte> into(data.size());
+  pair.to.receive(8, 0, {into.data(), nullptr, into.size()}, 4);
+  pair.from.send(8, 0, data, 3);
+  ASSERT_TRUE(Pair::hand_over(pair.to, pair.from, false));
+  Piece piece;
+  ASSERT_TRUE(pair.from.pull_piece(0, piece));
+  Frame done;
+  done.type = FrameType::kDone;
+  done.message = piece.frame.message;
+  done.position = 2;
+  EXPECT_EQ(pair.from.take_control(done, {}).code(), Code::kCorrupted);
+  EXPECT_TRUE(pair.a.events.completions.empty());
+}
+
+TEST(Protocol, WhatWasRefusedIsRefusedAgainAfterAReconnect) {
+  Pair pair(false);
+  const auto data = random_bytes(100, 5);
+  pair.from.send(7, 0, data, 1);
+  pair.from.send(7, 0, data, 2);
+  EXPECT_EQ(Pair::hand_over(pair.from, pair.to, false).code(), Code::kCorrupted);  // one tag
+  pair.from.control_lost();
+  pair.from.control_regained();
+  EXPECT_EQ(Pair::hand_over(pair.from, pair.to, false).code(), Code::kCorrupted);
+}
+
+TEST(Protocol, WithoutAConnectionNoTimerAsksForAnAcknowledgement) {
+  Pair pair(false);
+  const auto data = random_bytes(100, 6);
+  pair.from.send(7, 0, data, 1);
+  ASSERT_TRUE(Pair::hand_over(pair.from, pair.to, false));
+  const Time due = pair.to.next_timer();
+  EXPECT_LE(due, pair.b.options.acknowledge_after);
+  pair.to.control_lost();
+  EXPECT_GT(pair.to.next_timer(), pair.b.options.acknowledge_after);
+  pair.to.control_regained();
+  EXPECT_EQ(pair.to.next_timer(), due);
+}
+
+TEST(Protocol, WhatWasCancelledLeavesNothingToSend) {
+  Pair pair(false);
+  const auto data = random_bytes(1'000'000, 7);
+  std::vector<std::byte> into(data.size());
+  pair.to.receive(8, 0, {into.data(), nullptr, into.size()}, 4);
+  pair.from.send(8, 0, data, 3);
+  ASSERT_TRUE(Pair::hand_over(pair.to, pair.from, false));
+  ASSERT_TRUE(pair.from.has_pieces());
+  pair.from.cancel_all({Code::kAborted, "a test"});
+  EXPECT_FALSE(pair.from.has_pieces());
+}
+
 }  // namespace
 }  // namespace paceline::wire

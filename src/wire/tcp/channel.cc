@@ -351,7 +351,7 @@ void TcpChannelImpl::limit_flows() {
 
 Time TcpChannelImpl::peer_timer(const TcpPeer& peer) const {
   Time t = std::min(peer.session->next_timer(), peer.redial_at);
-  if (peer.session->has_pieces()) {
+  if (peer.control != nullptr && peer.session->has_pieces()) {
     for (std::size_t i = 0; i < peer.out.size(); ++i) {
       if (peer.out[i] == nullptr) t = std::min(t, peer.flow_redial_at[i]);
     }

@@ -334,7 +334,7 @@ void TcpChannelImpl::establish_control(Connection& c, TcpPeer& peer) {
   peer.control = &c;
   peer.redial_at = kNever;
   peer.backoff = 0;
-  peer.session->rewind_control();
+  peer.session->control_regained();
 }
 
 void TcpChannelImpl::redial_later(TcpPeer& peer, Time delay) {
@@ -395,7 +395,7 @@ void TcpChannelImpl::broken(Connection& c, const IoResult& result) {
   if (c.role == Connection::Role::kControl) {
     peer.control = nullptr;
     close(c);
-    session.rewind_control();
+    session.control_lost();
     if (session.departed()) {
       if (session.has_requests())
         lose(peer, {Code::kPeerLost, fmt::format("{} has left the job", peer.name)});

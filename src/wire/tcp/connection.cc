@@ -69,6 +69,11 @@ IoResult parse_control(Connection& c, Session& session) {
 
 IoResult pump_control(Connection& c, Session& session, Counters& counters) {
   while (true) {
+    if (c.out_begin >=
+        kOutputBatch) {  // on a link that is never done it would grow by all that has left
+      c.out.erase(c.out.begin(), c.out.begin() + static_cast<std::ptrdiff_t>(c.out_begin));
+      c.out_begin = 0;
+    }
     while (c.out.size() - c.out_begin < kOutputBatch && session.pull_control(c.out)) {
     }
     if (!c.has_output()) return {IoEnd::kBudget, 0, {}};
