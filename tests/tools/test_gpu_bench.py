@@ -76,6 +76,34 @@ def test_the_rate_of_a_link_in_gigabits():
     ]
 
 
+def test_what_the_environment_says_of_nccl_holds(monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_NTHREADS", "2")
+    monkeypatch.setenv("PACELINE_LINK_RATE", "10")
+    monkeypatch.delenv("NCCL_NSOCKS_PERTHREAD", raising=False)
+    env = train.rank_environment("25gbit")
+    assert (env["NCCL_SOCKET_NTHREADS"], env["PACELINE_LINK_RATE"], env["NCCL_NSOCKS_PERTHREAD"]) == ("2", "10", "4")
+
+
+def test_results_of_an_all_reduce_are_held_to_their_codecs():
+    import torch
+
+    torch.manual_seed(3)
+    ranks = [torch.randn(5000) for _ in range(4)]
+    expected, magnitudes = sum(ranks), sum(r.abs() for r in ranks)
+
+    def wrong(codec, result):
+        return sums.wrong_elements(codec, result, expected, magnitudes, 4, 4.0)
+
+    halves = sum(r.half().float() for r in ranks).half().float()
+    assert wrong("exact", ranks[3] + ranks[2] + ranks[1] + ranks[0]) == 0 < wrong("exact", halves)
+    assert wrong("fp16", halves) == 0 < wrong("fp16", halves.bfloat16().float())
+    assert wrong("int8", expected + 0.1) == 0
+    for codec in ("exact", "fp16", "int8"):  # a rank missing, an element that is none
+        assert wrong(codec, expected - ranks[1]) > 0
+        assert wrong(codec, torch.where(torch.arange(5000) == 7, torch.nan, expected)) == 1
+    assert wrong("topk", torch.zeros(5000)) == 0 < wrong("topk", torch.full((5000,), torch.inf))
+
+
 def test_a_checksum_sees_every_bit_and_its_place():
     import torch
 
