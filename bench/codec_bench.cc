@@ -4,8 +4,8 @@
 // in thread processor time, and reports medians: `ratio` is the median over iterations of codec time / reference time. The reference of top-k is one read of
 // the buffer (a vector sum), that of the casts a memcpy of the float32 bytes.
 //
-//   codec_bench                                 all
-//   codec_bench --benchmark_filter=TopK/100M    the yardstick: at most 4
+//   codec_bench                                      all
+//   codec_bench --benchmark_filter=topk/100M_fp32    the yardstick: at most 4
 #include <benchmark/benchmark.h>
 #include <hwy/highway.h>
 

@@ -28,6 +28,7 @@ MODELS = ("resnet50", "gpt2", "vgg16", "bert")
 PATHS = ("none", "ddp", "fp16-hook", "powersgd", "exact", "fp16", "fp16-overlap", "int8", "topk")
 #: Not run unless asked for.
 MORE_PATHS = ("exact-overlap", "int8-overlap", "topk-overlap", "fp16-nowait")
+#: What the environment does not say otherwise.
 NCCL = {
     "NCCL_SOCKET_NTHREADS": "4",
     "NCCL_NSOCKS_PERTHREAD": "4",
@@ -43,6 +44,14 @@ def link_rate(rate):
     """Gb/s, as PACELINE_LINK_RATE wants it, of a rate as tc writes it; 0 where it is written otherwise."""
     found = re.fullmatch(r"([0-9.]+)([gm])bit", rate)
     return f"{float(found[1]) / {'g': 1, 'm': 1000}[found[2]]:g}" if found else "0"
+
+
+def rank_environment(rate):
+    """The variables of a launch over links of this rate; those of this process win."""
+    # The namespaces stand for machines, and to another machine memory leaves without a copy.
+    env = {"PACELINE_ZERO_COPY": "1", "PACELINE_LINK_RATE": link_rate(rate), **NCCL, **os.environ}
+    paths = [str(ROOT / "python"), str(ROOT / "tools" / "demo"), os.environ.get("PYTHONPATH", "")]
+    return {**env, "PACELINE_TIMEOUT": "30", "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def command_of(model, args, out, until, first, skipped):
@@ -66,13 +75,8 @@ def run_model(model, args, out, until, first):
     while True:
         figures.unlink(missing_ok=True)
         command = command_of(model, args, out, until, first, skipped)
-        # The namespaces stand for machines, and to another machine memory leaves without a copy.
-        env = {"PACELINE_ZERO_COPY": "1", "PACELINE_LINK_RATE": link_rate(args.rate)}
-        env = {**env, **os.environ, **NCCL, "PACELINE_TIMEOUT": "30"}
+        env = rank_environment(args.rate)
         env["OMP_NUM_THREADS"] = str(args.threads)
-        env["PYTHONPATH"] = os.pathsep.join(
-            [str(ROOT / "python"), str(ROOT / "tools" / "demo"), os.environ.get("PYTHONPATH", "")]
-        )
         env.update({"CUDA_VISIBLE_DEVICES": ""} if args.smoke else {})
         process = subprocess.Popen(command, env=env)
         try:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 #: What steady TCP carries of an Ethernet link at MTU 1500.
 TCP_SHARE = 0.95
+#: What switches a setting on.
+ON = ("1", "true", "yes", "on")
 
 
 def link_bytes(codec: str, elements: int, nodes: int, ratio: float = 0.01, value: int = 4) -> float:
@@ -29,6 +31,12 @@ def link_bytes(codec: str, elements: int, nodes: int, ratio: float = 0.01, value
     if codec == "topk":  # from every other node
         return (2 + value) * ratio * elements * (nodes - 1)
     raise ValueError(f"no formula for codec '{codec}'")
+
+
+def topk_format(settings: dict[str, str], ratio: float) -> tuple[float, int]:
+    """(ratio, bytes of a value) of top-k under these PACELINE_* variables; `ratio`: where they name none."""
+    value = 2 if settings.get("PACELINE_TOPK_FP16", "").lower() in ON else 4
+    return float(settings.get("PACELINE_TOPK_RATIO", ratio)), value
 
 
 def floor_seconds(trace: list[tuple[float, float]], optimizer: float, compute: float, line: float) -> float:

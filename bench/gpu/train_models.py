@@ -1,6 +1,6 @@
 """The models of the training benchmark: random weights, synthetic input, as the field measures them.
 
-Each builder returns (module, step_loss(module), optimizer class with its arguments). Nothing is downloaded.
+Each builder returns a Workload. Parameters are the same on every rank, the batch is its own. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ def _adamw(parameters):
     return torch.optim.AdamW(parameters, lr=1e-5, fused=parameters[0].device.type == "cuda")
 
 
+def _own_batch(rank):
+    """From here on random numbers are the rank's: gradients of one batch on all ranks would be all alike."""
+    torch.manual_seed(1 + rank)
+
+
 def _image_loss(module, inputs):
     images, labels = inputs
     out = module(images)
@@ -42,11 +47,12 @@ def _image_loss(module, inputs):
 
 
 def _image(name, batch, side, **arguments):
-    def build(device):
+    def build(device, rank=0):
         import torchvision
 
         module = getattr(torchvision.models, name)(weights=None, **arguments)
         module = module.to(device, memory_format=torch.channels_last)
+        _own_batch(rank)
         images = torch.randn(batch, 3, side, side, device=device).to(memory_format=torch.channels_last)
         labels = torch.randint(1000, (batch,), device=device)
         return Workload(module, (images, labels), _image_loss, _sgd, f"torchvision {name}, batch {batch}, SGD")
@@ -63,21 +69,22 @@ def _masked_loss(module, inputs):
 
 
 def _gpt2(layers, width, heads, batch=8, length=512, vocabulary=50257, name="GPT-2 medium"):
-    def build(device):
+    def build(device, rank=0):
         from transformers import GPT2Config, GPT2LMHeadModel
 
         config = GPT2Config(
             n_layer=layers, n_embd=width, n_head=heads, vocab_size=vocabulary, n_positions=1024, use_cache=False
         )
-        tokens = torch.randint(vocabulary, (batch, length), device=device)
         module = GPT2LMHeadModel(config).to(device)
+        _own_batch(rank)
+        tokens = torch.randint(vocabulary, (batch, length), device=device)
         return Workload(module, (tokens,), _causal_loss, _adamw, f"{name}, tied head, {batch}×{length}, AdamW")
 
     return build
 
 
 def _bert(layers, width, heads, batch=8, length=512, vocabulary=30522, name="BERT-large"):
-    def build(device):
+    def build(device, rank=0):
         from transformers import BertConfig, BertForMaskedLM
 
         config = BertConfig(
@@ -87,9 +94,10 @@ def _bert(layers, width, heads, batch=8, length=512, vocabulary=30522, name="BER
             intermediate_size=4 * width,
             vocab_size=vocabulary,
         )
+        module = BertForMaskedLM(config).to(device)
+        _own_batch(rank)
         tokens = torch.randint(vocabulary, (batch, length), device=device)
         labels = torch.where(torch.rand(batch, length, device=device) < 0.15, tokens, torch.full_like(tokens, -100))
-        module = BertForMaskedLM(config).to(device)
         return Workload(module, (tokens, labels), _masked_loss, _adamw, f"{name}, tied head, {batch}×{length}, AdamW")
 
     return build
@@ -121,8 +129,9 @@ def _next_token_loss(module, inputs):
 
 
 def _untied(layers, width, heads, batch=8, length=512, vocabulary=50257):
-    def build(device):
+    def build(device, rank=0):
         module = UntiedTransformer(layers, width, heads, vocabulary, length).to(device)
+        _own_batch(rank)
         tokens = torch.randint(vocabulary, (batch, length), device=device)
         return Workload(
             module, (tokens,), _next_token_loss, _adamw, f"transformer, untied head, {batch}×{length}, AdamW"
@@ -141,10 +150,12 @@ class _TinyNet(nn.Module):
         return self.head(self.features(x).flatten(1))
 
 
-def _tiny(device):
+def _tiny(device, rank=0):
+    module = _TinyNet().to(device)
+    _own_batch(rank)
     images = torch.randn(4, 3, 16, 16, device=device)
     labels = torch.randint(1000, (4,), device=device)
-    return Workload(_TinyNet().to(device), (images, labels), _image_loss, _sgd, "a small CNN, batch 4, SGD")
+    return Workload(module, (images, labels), _image_loss, _sgd, "a small CNN, batch 4, SGD")
 
 
 MODELS = {

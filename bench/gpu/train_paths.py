@@ -94,6 +94,12 @@ def make(path, module, device, group, settings):
     return model
 
 
+def keeps_ranks_equal(path):
+    """Whether ranks that begin with the same parameters must have the same bits after any number of steps."""
+    name = parts(path)[0]
+    return name in OURS or name in ("ddp", "fp16-hook")
+
+
 def without_barrier(path):
     """Whether the path's optimizer updates parameters as their gradients arrive."""
     return parts(path)[0].endswith("-overlap")

@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 import lab_bytes
+import sums
 import torch
 import torch.distributed as dist
 import train_floor
@@ -30,6 +31,8 @@ _STRETCH, _LEAST = 0.6, 3
 #: happens to be ahead or behind there, some milliseconds, must be little beside.
 _STRETCH_OVERLAPPED, _LEAST_OVERLAPPED = 1.8, 12
 _WARM_UP = 5
+#: What the GPU waits for before a step whose ready times are noted, in times of what the host takes to launch one.
+_HEAD_START = 1.5
 #: Iterations in a trace.
 _PROFILED = 4
 #: Seconds without an end of a stretch after which a path counts as hung.
@@ -49,6 +52,19 @@ class Clock:
         event.record()
         return event
 
+    def sleeper(self):
+        """f(seconds): the device does nothing for so long before it goes on with what comes after; none on the CPU."""
+        if not self._cuda:
+            return lambda seconds: None
+        cycles = 10_000_000
+        for _ in range(2):  # the first launch loads the kernel
+            start = self.mark()
+            torch.cuda._sleep(cycles)
+            end = self.mark()
+            self.settle()
+        rate = cycles / self.seconds(start, end)
+        return lambda seconds: torch.cuda._sleep(int(seconds * rate))
+
     def seconds(self, start, end):
         return start.elapsed_time(end) / 1e3 if self._cuda else end - start
 
@@ -67,6 +83,7 @@ class Variant:
         self.loss = workload.loss
         self.optimizer = train_paths.give_optimizer(path, workload.optimizer(model.module.parameters()), model)
         self.rounds = []
+        self.ranks_equal = None  # after the rounds: whether all ranks have the same parameters
         self.iterations = 0
         self.host = {}  # seconds until step() returns, from rest, and of that in the hook and in the library
 
@@ -143,8 +160,12 @@ class Bench:
 
     # --- the parts of a run ------------------------------------------------------------------------------------------
 
-    def prepare(self):
+    def _workload(self, build):
+        """The model, the same on all ranks, and this rank's batch."""
         torch.manual_seed(1)
+        return build(self.device, self.rank)
+
+    def prepare(self):
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
         models = train_models.SMOKE if self.args.smoke else train_models.MODELS
@@ -153,15 +174,14 @@ class Bench:
         best, self.group, tried = train_paths.fastest_group(self.device, self._all_reduce_seconds)
         self.result["nccl"] = {"chosen": best, "seconds_64MiB": tried}
         self.doing("trace: making")
-        workload = build(self.device)
+        workload = self._workload(build)
         self.result["text"] = workload.text
         parameters = [p for p in workload.module.parameters() if p.requires_grad]
         self.result["parameters"] = self.elements = sum(p.numel() for p in parameters)
         self._measure_trace(workload)
         for path in self.args.paths:
             self.doing(f"{path}: making")
-            torch.manual_seed(1)
-            workload = build(self.device)
+            workload = self._workload(build)
             model = train_paths.make(path, workload.module, self.device, self.group, self.args.settings)
             variant = Variant(path, model, workload)
             self.variants.append(variant)
@@ -186,10 +206,16 @@ class Bench:
     def _measure_trace(self, workload):
         model, trace = train_paths.wrap_trace(workload.module, self.device, self.group, self.clock)
         variant = Variant("trace", model, workload)
-        steps = []
+        sleep = self.clock.sleeper()
+        steps, host = [], []
         for index in range(_WARM_UP + 7):
             self.barrier()
             trace.buckets.clear()
+            # On an idle GPU kernels begin when the host has launched them: that would be the host's time, no bound for
+            # steps that find the host ahead.
+            if index >= _WARM_UP:
+                sleep(_HEAD_START * min(host))
+            started = time.perf_counter()
             begin = self.clock.mark()
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
                 loss = variant.loss(model, variant.inputs)
@@ -199,6 +225,8 @@ class Bench:
             variant.optimizer.step()
             end = self.clock.mark()
             variant.optimizer.zero_grad(set_to_none=True)
+            if index < _WARM_UP:
+                host.append(time.perf_counter() - started)
             self.clock.settle()
             self.doing("trace: measuring")
             if index >= _WARM_UP:
@@ -246,6 +274,25 @@ class Bench:
             done += 1
             self.summarise()
             self.write()
+
+    def compare(self):
+        """After the rounds: whether all ranks' parameters have the same bits; a path that must keep them so fails."""
+        for variant in self.variants:
+            if not variant.rounds:
+                continue
+            self.doing(f"{variant.path}: comparing")
+            train_paths.settle(variant.optimizer)
+            self.barrier()
+            words = [None] * self.size
+            dist.all_gather_object(words, sums.checksum(variant.model.module.parameters()), group=self.control)
+            variant.ranks_equal = len(set(words)) == 1
+            if train_paths.keeps_ranks_equal(variant.path) and not variant.ranks_equal:
+                away = [rank for rank, word in enumerate(words) if word != words[0]]
+                self.result["failed"][variant.path] = (
+                    f"after the rounds rank 0's parameters are not those of ranks {away}"
+                )
+        self.summarise()
+        self.write()
 
     def profile(self):
         """After the rounds: some iterations of each path asked for, as torch's profiler sees them on rank 0."""
@@ -331,6 +378,7 @@ class Bench:
             median["rounds"] = [r["seconds"] for r in variant.rounds]
             median["iterations"] = variant.iterations
             median.update(variant.host)
+            median["ranks_equal"] = variant.ranks_equal
             median["by_rows"] = _stats(variant).get("rows_bound", 0) > 0
             if train_paths.without_barrier(variant.path):
                 median["buckets"] = train_paths.order_of(variant.model)
@@ -338,11 +386,12 @@ class Bench:
             self.result["paths"][variant.path] = median
         compute = self.result["paths"].get("none", {}).get("seconds")
         for path, figures in self.result["paths"].items():
-            codec = train_paths.PATHS[train_paths.parts(path)[0]][1]
+            name, own = train_paths.parts(path)
+            codec = train_paths.PATHS[name][1]
             if compute is None or codec is None or not self.line:
                 continue
-            value = 2 if self.args.settings.get("PACELINE_TOPK_FP16") == "1" else 4
-            sizes = [train_floor.link_bytes(codec, n, self.nodes, self.args.ratio, value) for n in trace["elements"]]
+            ratio, value = train_floor.topk_format({**os.environ, **self.args.settings, **own}, self.args.ratio)
+            sizes = [train_floor.link_bytes(codec, n, self.nodes, ratio, value) for n in trace["elements"]]
             if path == "none":
                 sizes = [0.0] * len(sizes)
             elif figures["by_rows"]:
@@ -419,6 +468,7 @@ def main():
         bench.prepare()
         bench.doing("rounds: measuring")
         bench.measure()
+        bench.compare()
         bench.profile()
     except Exception:
         bench.fail(traceback.format_exc())

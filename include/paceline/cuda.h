@@ -42,6 +42,7 @@ typedef struct paceline_cuda_args {
   const paceline_segment* segments; /* codecs with residuals: which parameters the buffer holds */
   size_t segment_count;
   void* stream; /* the stream on which `data` is produced */
+  /* Codecs with residuals keep them by it where there are no segments; calls without both share them by their count. */
   const char* name;
   double factor; /* multiplied into every rank's values; 0: 1 */
   /* Not 0: the buffer has rows of so many elements, most of them zero, as the gradient of an embedding has. Only the others

@@ -26,6 +26,13 @@ constexpr uint64_t kLastOnes = 2;
 constexpr Time kLook = 300 * kMicrosecond;
 constexpr double kFaultSeconds = 2;
 
+/// Where the residuals of a call without segments are kept. Not by the operation's name: where the caller gives none it is
+/// new in every step, and what a call is cut into would have one each.
+uint64_t key_of(const AllReduce& r) {
+  if (!r.name.empty()) return std::hash<std::string>()(r.name);
+  return std::hash<std::string>()(fmt::format("all-reduce without a name of {} elements", r.count));
+}
+
 }  // namespace
 
 Path::~Path() {
@@ -255,8 +262,7 @@ Result<std::shared_ptr<const Operation>> Path::submit(const AllReduce& r, const 
   job.residuals = has_residual(format.codec);
   job.sum_residuals = job.residuals && plan->hops == 2;
   std::vector<ResidualRange> by_name;
-  if (job.residuals && r.segments.empty())
-    by_name.push_back({std::hash<std::string>()(job.operation->name), 0, r.count});
+  if (job.residuals && r.segments.empty()) by_name.push_back({key_of(r), 0, r.count});
   job.segments = r.segments.empty() ? &by_name : &r.segments;
   job.segments_first = first;
   PACELINE_RETURN_IF_ERROR(launch(job, r.stream).status());

@@ -270,5 +270,67 @@ TEST(Path, APromptAllReduceHasTheSameBits) {
   }
 }
 
+struct Nameless {
+  int nodes, local_size;
+  uint64_t usual_in_node = 0;  ///< bytes; larger ones are several operations
+};
+
+// Residuals of calls without a name and segments are found again in the next step, also of two calls of one size and of
+// calls that are cut: nothing is lost beyond one step's rounding, and the memory of one step is enough.
+TEST(Path, CallsWithoutANameFindTheirResidualsAgain) {
+  constexpr uint64_t kCount = 100000;
+  constexpr int kSteps = 20;
+  constexpr int kCalls = 2;
+  for (const auto [nodes, local_size, usual_in_node] :
+       {Nameless{2, 1}, Nameless{3, 1}, Nameless{2, 2, 128 * 1024}}) {
+    Cluster cluster({.nodes = nodes, .local_size = local_size});
+    const auto size = cluster.size();
+    cluster.run([&, usual_in_node = usual_in_node](Rank r) {
+      auto made =
+          cluster.create(r, {.lanes = 2, .piece_bytes = 64 * 1024, .usual_in_node = usual_in_node});
+      ASSERT_TRUE(made.is_ok()) << made.status().message();
+      auto& path = **made;
+      ASSERT_TRUE(path.reserve(kCalls * kCount * 4, kCount * 4).is_ok());
+      std::vector<double> sent(kCount), arrived(kCount);
+      for (Rank i = 0; i < size; ++i) {
+        const auto g = gradient(i, 0, kCount);
+        for (uint64_t k = 0; k < kCount; ++k) sent[k] += g[k];
+      }
+      const auto mine = gradient(r, 0, kCount);
+      std::vector<std::unique_ptr<Tensor>> tensors;
+      for (int c = 0; c < kCalls; ++c)
+        tensors.push_back(std::make_unique<Tensor>(cluster, r, kCount * sizeof(float)));
+      for (int step = 0; step < kSteps; ++step) {
+        uint64_t last = 0;
+        for (const auto& tensor : tensors) {
+          std::copy(mine.begin(), mine.end(), tensor->as<float>());
+          AllReduce a;
+          a.data = tensor->address();
+          a.count = kCount;
+          a.codec = static_cast<int>(kInt8);
+          auto id = path.all_reduce(a);
+          ASSERT_TRUE(id.is_ok()) << "step " << step << ": " << id.status().message();
+          last = *id;
+        }
+        ASSERT_TRUE(path.join(last, nullptr).is_ok());
+        bool finite = false;
+        const auto status = path.wait_arrival(0, finite);
+        ASSERT_TRUE(status.is_ok()) << "step " << step << ": " << status.message();
+        ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+        for (const auto& tensor : tensors)
+          for (uint64_t k = 0; k < kCount; ++k) arrived[k] += tensor->as<float>()[k];
+        ASSERT_TRUE(path.commit_residuals().is_ok());
+      }
+      // Same gradients are rounded alike in every step: what is forgotten would be there twenty times.
+      double worst = 0;
+      for (uint64_t k = 0; k < kCount; ++k)
+        worst = std::max(worst, std::abs(arrived[k] - kSteps * kCalls * sent[k]));
+      EXPECT_LE(worst, 2.0 * nodes * 6.0 * local_size / 127);
+      EXPECT_TRUE(path.destroy().is_ok());
+    });
+    ASSERT_FALSE(testing::Test::HasFatalFailure());
+  }
+}
+
 }  // namespace
 }  // namespace paceline::gpu

@@ -13,8 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "bench" / "gpu" / "train.py"
 sys.path.insert(0, str(TRAIN.parent))
 
+import sums  # noqa: E402
 import train  # noqa: E402
 import train_floor  # noqa: E402
+
+#: A path with a setting of its own: values of top-k in two bytes.
+_HALF = "topk@PACELINE_TOPK_FP16=1"
 
 
 def run(*arguments, timeout=400):
@@ -52,6 +56,12 @@ def test_bytes_of_the_codecs_on_a_link():
         train_floor.link_bytes("gzip", million, 2)
 
 
+def test_the_floor_of_top_k_follows_the_settings():
+    assert train_floor.topk_format({}, 0.01) == (0.01, 4)
+    assert train_floor.topk_format({"PACELINE_TOPK_FP16": "1", "PACELINE_TOPK_RATIO": "0.02"}, 0.01) == (0.02, 2)
+    assert train_floor.topk_format({"PACELINE_TOPK_FP16": "0"}, 0.001) == (0.001, 4)
+
+
 def test_rows_that_are_zero_are_no_part_of_the_floor():
     """An embedding's gradient is ready last; what it saves is taken from there."""
     sizes = [10.0, 20.0, 5.0, 100.0]
@@ -64,6 +74,45 @@ def test_the_rate_of_a_link_in_gigabits():
     assert [train.link_rate(rate) for rate in ("25gbit", "12500mbit", "2.5gbit", "1000kbit", "fast")] == [
         *("25", "12.5", "2.5", "0", "0")
     ]
+
+
+def test_what_the_environment_says_of_nccl_holds(monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_NTHREADS", "2")
+    monkeypatch.setenv("PACELINE_LINK_RATE", "10")
+    monkeypatch.delenv("NCCL_NSOCKS_PERTHREAD", raising=False)
+    env = train.rank_environment("25gbit")
+    assert (env["NCCL_SOCKET_NTHREADS"], env["PACELINE_LINK_RATE"], env["NCCL_NSOCKS_PERTHREAD"]) == ("2", "10", "4")
+
+
+def test_results_of_an_all_reduce_are_held_to_their_codecs():
+    import torch
+
+    torch.manual_seed(3)
+    ranks = [torch.randn(5000) for _ in range(4)]
+    expected, magnitudes = sum(ranks), sum(r.abs() for r in ranks)
+
+    def wrong(codec, result):
+        return sums.wrong_elements(codec, result, expected, magnitudes, 4, 4.0)
+
+    halves = sum(r.half().float() for r in ranks).half().float()
+    assert wrong("exact", ranks[3] + ranks[2] + ranks[1] + ranks[0]) == 0 < wrong("exact", halves)
+    assert wrong("fp16", halves) == 0 < wrong("fp16", halves.bfloat16().float())
+    assert wrong("int8", expected + 0.1) == 0
+    for codec in ("exact", "fp16", "int8"):  # a rank missing, an element that is none
+        assert wrong(codec, expected - ranks[1]) > 0
+        assert wrong(codec, torch.where(torch.arange(5000) == 7, torch.nan, expected)) == 1
+    assert wrong("topk", torch.zeros(5000)) == 0 < wrong("topk", torch.full((5000,), torch.inf))
+
+
+def test_a_checksum_sees_every_bit_and_its_place():
+    import torch
+
+    values = torch.arange(1.0, 1001.0)
+    assert sums.checksum([values]) == sums.checksum([values.clone()]) != sums.checksum([values.flip(0)])
+    other = values.clone()
+    other.view(torch.int32)[500] ^= 1
+    assert sums.checksum([other]) != sums.checksum([values])
+    assert sums.checksum([torch.zeros(10)]) == (0, 0)
 
 
 def test_plan_names_models_paths_and_the_first_command():
@@ -104,14 +153,17 @@ def test_a_picture_of_results(tmp_path):
 def test_small_on_cpus(tmp_path):
     done = run(
         *("--smoke", "--slots", "1", "--rate", "1gbit", "--models", "bert"),
-        *("--paths", "none", "ddp", "fp16", "fp16-overlap"),
+        *("--paths", "none", "ddp", "fp16", "fp16-overlap", "topk", _HALF),
         *("--rounds", "2", "--limit", "300", "--out", str(tmp_path), "--profile", "fp16"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "train.json").read_text())["models"][0]
     paths = result["paths"]
-    assert set(paths) == {"none", "ddp", "fp16", "fp16-overlap"} and not result["failed"]
+    assert set(paths) == {"none", "ddp", "fp16", "fp16-overlap", "topk", _HALF} and not result["failed"]
     assert all(len(figures["rounds"]) == 2 for figures in paths.values())
+    # Without communication the ranks part, for each has a batch of its own; with it they stay together.
+    assert [name for name, figures in paths.items() if not figures["ranks_equal"]] == ["none"]
+    assert paths[_HALF]["predicted"] == pytest.approx(paths["topk"]["predicted"] * 2 / 3)
     elements = sum(result["trace"]["elements"])
     assert elements == result["parameters"]
     # Every other byte less, and what the interface carried is a little more than what was handed to the wire.
