@@ -90,7 +90,10 @@ Status Path::reserve_memory(uint64_t bytes, uint64_t largest) {
   if (ring_.size() < wanted) {
     auto fresh = std::make_unique<DeviceObjects>(api_);
     PACELINE_ASSIGN(auto* memory, fresh->pinned_pages(wanted, "encodings of one step"));
-    reserved_ = std::move(fresh);
+    {
+      const std::lock_guard lock(memory_mutex_);
+      reserved_.swap(fresh);
+    }
     host_ = memory;
     ring_ = HostRing(wanted);
   }
@@ -505,12 +508,15 @@ Status Path::destroy() {
     } else if (node_) {
       node_->abort();
     }
-    for (auto* objects : {&objects_, reserved_.get(), residual_memory_.get()}) {
-      if (objects == nullptr) continue;
-      if (idle)
-        objects->release();
-      else
-        objects->abandon();  // the GPU may still use it
+    {
+      const std::lock_guard lock(memory_mutex_);
+      for (auto* objects : {&objects_, reserved_.get(), residual_memory_.get()}) {
+        if (objects == nullptr) continue;
+        if (idle)
+          objects->release();
+        else
+          objects->abandon();  // the GPU may still use it
+      }
     }
     if (!idle)
       log::warning(
@@ -528,6 +534,7 @@ paceline_cuda_stats Path::statistics() const {
   s.wire_bytes = pump_ ? pump_->wire_bytes() : 0;
   s.rows_sent = pump_ ? pump_->rows_sent() : 0;
   s.rows_bound = pump_ ? pump_->rows_bound() : 0;
+  const std::lock_guard lock(memory_mutex_);
   for (const DeviceObjects* objects :
        {&objects_, static_cast<const DeviceObjects*>(reserved_.get()),
         static_cast<const DeviceObjects*>(residual_memory_.get())}) {

@@ -334,7 +334,8 @@ class Path {
   DeviceObjects objects_;                    ///< from create() to the end
   std::unique_ptr<DeviceObjects> reserved_;  ///< the last reserve()'s
   std::unique_ptr<DeviceObjects> residual_memory_;
-  static constexpr double kEndSeconds = 10;                ///< for what is under way to end
+  mutable std::mutex memory_mutex_;          ///< of these three, whose sizes other threads ask for
+  static constexpr double kEndSeconds = 10;  ///< for what is under way to end
   static constexpr uint64_t kHandOverElements = 1U << 20;  ///< at a time
   std::array<cu::DevicePtr, 3> hand_over_memory_{};
   std::shared_ptr<Node> node_;

@@ -45,7 +45,10 @@ Status Path::allocate_residuals(bool velocity, bool of_sums) {
   }
   for (auto* stream : {out_, gather_})
     PACELINE_RETURN_IF_ERROR(drain(stream, "moving residuals", kEndSeconds));
-  residual_memory_ = std::move(fresh);
+  {
+    const std::lock_guard lock(memory_mutex_);
+    residual_memory_.swap(fresh);
+  }
   return Status::ok();
 }
 

@@ -1,6 +1,8 @@
 // The path from end to end: simulated GPUs and NCCL, real kernels' reference, real engines.
+#include <atomic>
 #include <cmath>
 #include <random>
+#include <thread>
 
 #include "gpu/cluster.h"
 
@@ -330,6 +332,43 @@ TEST(Path, CallsWithoutANameFindTheirResidualsAgain) {
     });
     ASSERT_FALSE(testing::Test::HasFatalFailure());
   }
+}
+
+// While memory is replaced by larger memory: what a sanitizer of threads looks at.
+TEST(Path, StatisticsMayBeAskedForByOtherThreads) {
+  Cluster cluster({.nodes = 2, .local_size = 1});
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r, {.least_host_bytes = 64 * 1024});
+    ASSERT_TRUE(made.is_ok()) << made.status().message();
+    auto& path = **made;
+    std::atomic<bool> over = false;
+    std::atomic<uint64_t> most = 0;
+    std::thread asks([&] {
+      while (!over) most = std::max(most.load(), path.statistics().residual_bytes);
+    });
+    constexpr uint64_t kCount = 1000;
+    Tensor tensor(cluster, r, kCount * sizeof(float));
+    uint64_t last = 0;
+    for (uint64_t bytes = 1U << 13; bytes <= 1U << 20; bytes *= 2) {
+      EXPECT_TRUE(path.reserve(bytes, bytes).is_ok());
+      std::fill_n(tensor.as<float>(), kCount, 1.0F);
+      AllReduce a;
+      a.data = tensor.address();
+      a.count = kCount;
+      a.codec = static_cast<int>(kInt8);
+      EXPECT_TRUE(path.all_reduce(a).is_ok());
+      bool finite = false;
+      EXPECT_TRUE(path.wait_arrival(0, finite).is_ok());
+      EXPECT_TRUE(path.commit_residuals().is_ok());
+      EXPECT_GE(path.statistics().residual_bytes, last);
+      last = path.statistics().residual_bytes;
+    }
+    while (most < last) std::this_thread::yield();
+    EXPECT_TRUE(path.destroy().is_ok());
+    over = true;
+    asks.join();
+    EXPECT_EQ(path.statistics().device_bytes, 0U);
+  });
 }
 
 }  // namespace
