@@ -151,6 +151,13 @@ Status check(const SettingRow& row, const std::string& value, std::string_view r
   return Status::ok();
 }
 
+/// A valid value as everyone reads it, ranks that compare their settings too: TOPK is topk, and True is 1.
+std::string spelled(const SettingRow& row, const std::string& value) {
+  if (row.type == SettingType::kChoice) return lower(value);
+  const auto flag = row.type == SettingType::kFlag ? parse_flag(value) : std::nullopt;
+  return !flag ? value : *flag ? "1" : "0";
+}
+
 /// The canonical value that an alias's raw value stands for; empty: it says nothing.
 Result<std::string> translate(const Alias& alias, const std::string& raw) {
   if (alias.translation.empty()) return raw;
@@ -271,7 +278,7 @@ Result<std::vector<Candidate>> candidates(const SettingRow& row, Face face,
   auto variable = canonical_variable(row.name);
   if (auto raw = get(variable); raw && !raw->empty()) {
     PACELINE_RETURN_IF_ERROR(check(row, *raw, row.range, variable, *raw));
-    found.push_back({0, row.type == SettingType::kChoice ? lower(*raw) : *raw, variable});
+    found.push_back({0, spelled(row, *raw), variable});
   }
   for (const auto& alias : row.aliases) {
     auto raw = get(std::string(alias.variable));
@@ -280,8 +287,7 @@ Result<std::vector<Candidate>> candidates(const SettingRow& row, Face face,
     if (value.empty()) continue;
     auto range = alias.range.empty() ? row.range : alias.range;
     PACELINE_RETURN_IF_ERROR(check(row, value, range, alias.variable, *raw));
-    found.push_back({precedence(alias.family, family_of(face)),
-                     row.type == SettingType::kChoice ? lower(value) : value,
+    found.push_back({precedence(alias.family, family_of(face)), spelled(row, value),
                      std::string(alias.variable)});
   }
   std::stable_sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {

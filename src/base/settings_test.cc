@@ -104,6 +104,10 @@ TEST(Settings, WordsAreReadWithoutCase) {
   EXPECT_EQ(load({{"PACELINE_CODEC", "FP16"}})->text("codec"), "fp16");
   EXPECT_EQ(load({{"HOROVOD_HIERARCHICAL_ALLREDUCE", "True"}})->text("algorithm"), "two_level");
   EXPECT_EQ(load({{"HOROVOD_HIERARCHICAL_ALLREDUCE", "false"}})->text("algorithm"), "auto");
+  for (const char* on : {"1", "true", "On", "YES"})
+    EXPECT_EQ(load({{"PACELINE_TOPK_FP16", on}})->text("topk_fp16"), "1") << on;
+  for (const char* off : {"0", "False", "no"})
+    EXPECT_EQ(load({{"PACELINE_TOPK_FP16", off}})->text("topk_fp16"), "0") << off;
   EXPECT_NE(error_of({{"PERSEUS_ALLREDUCE_DTYPE", "true"}}, Face::kPerseus), "") << "no switch";
 }
 
