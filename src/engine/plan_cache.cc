@@ -98,10 +98,6 @@ std::vector<std::pair<uint64_t, uint64_t>> encoded_elements(const plan::Plan& pl
   return merged;
 }
 
-}  // namespace
-
-namespace {
-
 std::vector<Rank> sources_on_node(const plan::Plan& plan) {
   const auto& node_of = plan.request.shape.node_of;
   const auto on = [&](Rank r) { return node_of.at(static_cast<std::size_t>(r)); };

@@ -51,12 +51,18 @@ Status send_short(Pair& pair, bool damage, std::vector<std::byte>& into) {
   return status;
 }
 
-Status send_long(Pair& pair, bool damage, std::vector<std::byte>& into) {
-  const auto data = random_bytes(300000, 2);
-  into.assign(data.size(), std::byte{0});
+/// Posts a long message and its receive, which is announced; returns what is to be sent.
+std::vector<std::byte> begin_long(Pair& pair, std::size_t bytes, std::vector<std::byte>& into) {
+  auto data = random_bytes(bytes, 2);
+  into.assign(bytes, std::byte{0});
   pair.to.receive(8, 0, {into.data(), nullptr, into.size()}, 4);
   pair.from.send(8, 0, data, 3);
-  EXPECT_TRUE(Pair::hand_over(pair.to, pair.from, false));  // the receive is announced
+  EXPECT_TRUE(Pair::hand_over(pair.to, pair.from, false));
+  return data;
+}
+
+Status send_long(Pair& pair, bool damage, std::vector<std::byte>& into) {
+  const auto data = begin_long(pair, 300'000, into);
   Piece piece;
   while (pair.from.pull_piece(0, piece)) {
     auto place = pair.to.place(piece.frame);
@@ -94,11 +100,8 @@ TEST(Protocol, ADamagedPayloadIsRefusedWhereSumsAreAskedFor) {
 // A flow broke whose pieces had come, one of them is half written again, and then the receiver's word is heard.
 TEST(Protocol, AMessageThatIsDoneAmidARepeatEndsWithTheRepeat) {
   Pair pair(false);
-  const auto data = random_bytes(1'000'000, 3);
-  std::vector<std::byte> into(data.size());
-  pair.to.receive(8, 0, {into.data(), nullptr, into.size()}, 4);
-  pair.from.send(8, 0, data, 3);
-  ASSERT_TRUE(Pair::hand_over(pair.to, pair.from, false));
+  std::vector<std::byte> into;
+  const auto data = begin_long(pair, 1'000'000, into);
   Piece piece;
   while (pair.from.pull_piece(0, piece)) {
     auto place = pair.to.place(piece.frame);
@@ -121,11 +124,8 @@ TEST(Protocol, AMessageThatIsDoneAmidARepeatEndsWithTheRepeat) {
 
 TEST(Protocol, AMessageIsNotDoneWhileAPieceLeavesForTheFirstTime) {
   Pair pair(false);
-  const auto data = random_bytes(200'000, 4);
-  std::vector<std::byte> into(data.size());
-  pair.to.receive(8, 0, {into.data(), nullptr, into.size()}, 4);
-  pair.from.send(8, 0, data, 3);
-  ASSERT_TRUE(Pair::hand_over(pair.to, pair.from, false));
+  std::vector<std::byte> into;
+  const auto data = begin_long(pair, 200'000, into);
   Piece piece;
   ASSERT_TRUE(pair.from.pull_piece(0, piece));
   Frame done;
@@ -162,11 +162,8 @@ TEST(Protocol, WithoutAConnectionNoTimerAsksForAnAcknowledgement) {
 
 TEST(Protocol, WhatWasCancelledLeavesNothingToSend) {
   Pair pair(false);
-  const auto data = random_bytes(1'000'000, 7);
-  std::vector<std::byte> into(data.size());
-  pair.to.receive(8, 0, {into.data(), nullptr, into.size()}, 4);
-  pair.from.send(8, 0, data, 3);
-  ASSERT_TRUE(Pair::hand_over(pair.to, pair.from, false));
+  std::vector<std::byte> into;
+  const auto data = begin_long(pair, 1'000'000, into);
   ASSERT_TRUE(pair.from.has_pieces());
   pair.from.cancel_all({Code::kAborted, "a test"});
   EXPECT_FALSE(pair.from.has_pieces());
