@@ -5,13 +5,15 @@
     python bench/gpu/all_reduce.py --slots 1 --sizes 64KB 16MB    # namespaces may share one GPU
 
 One launch of `paceline lab`; sizes from small to large, paths in turn, medians. The floor is the codec's bytes on a
-node's link at 95 % of the line. Time is the host's, from the call until the device has the result. Before a size is
-measured a result of each of our paths is held against NCCL's; one that differs is named, and measured no more.
+node's link at 95 % of the line. NCCL has, for each size, the algorithm that is fastest there. Time is the host's, from
+the call until the device has the result. Before a size is measured a result of each of our paths is held against
+NCCL's; one that differs is named, and measured no more.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -36,7 +38,7 @@ def parse_size(text):
 
 
 class Rank:
-    """One rank: its GPU, NCCL's fastest group, a communicator of Paceline's for each codec."""
+    """One rank: its GPU, NCCL's groups by algorithm, a communicator of Paceline's for each codec."""
 
     def __init__(self, args):
         import torch
@@ -50,7 +52,8 @@ class Rank:
         torch.cuda.set_device(self.device)
         dist.init_process_group("nccl", device_id=self.device)
         self.control = dist.new_group(backend="gloo")
-        self.algorithm, self.group, _ = train_paths.fastest_group(self.device, self._try_group)
+        warm_up = torch.ones(1024, device=self.device)
+        self.groups = train_paths.nccl_groups(lambda group: dist.all_reduce(warm_up, group=group))
         self.line = float(os.environ["PACELINE_LAB_RATE"]) / 8 * 0.95
         self.made = {path: self._communicator(path) for path in args.paths if path != "nccl"}
 
@@ -72,9 +75,18 @@ class Rank:
             print(f"{path}: {made.describe()}", flush=True)
         return made
 
-    def _try_group(self, group):
-        data = self.torch.ones(4 << 20, device=self.device)
-        return min(self._timed(lambda: self.dist.all_reduce(data, group=group)) for _ in range(4))
+    def _fastest_algorithm(self, data):
+        """NCCL's for this size; times are the slowest rank's, so all ranks choose the same."""
+        actions = {name: functools.partial(self._all_reduce_nccl, data, name) for name in self.groups}
+        seconds = {name: [] for name in actions}
+        for _ in range(4):  # the median of four leaves out the first, in which NCCL may connect
+            for name, action in actions.items():
+                seconds[name].append(self._timed(action))
+        return min(seconds, key=lambda name: statistics.median(seconds[name]))
+
+    def _all_reduce_nccl(self, data, algorithm):
+        # The average, as ours: sums of sums would leave fp16's range within a few rounds.
+        self.dist.all_reduce(data, self.dist.ReduceOp.AVG, group=self.groups[algorithm])
 
     def _timed(self, action):
         self.torch.cuda.synchronize()
@@ -90,8 +102,7 @@ class Rank:
         from paceline import communicator as core
 
         if path == "nccl":
-            # The average, as ours: sums of sums would leave fp16's range within a few rounds.
-            return lambda: self.dist.all_reduce(data, self.dist.ReduceOp.AVG, group=self.group)
+            return functools.partial(self._all_reduce_nccl, data, self._fastest_algorithm(data))
         made = self.made[path]
         stream = self.torch.cuda.current_stream().cuda_stream
         segments = core.segment_array([(data.numel(), 0, data.numel())])
@@ -118,7 +129,7 @@ class Rank:
         expected, magnitudes = source.clone(), source.abs()
         peak = self._agreed(magnitudes.max().item())
         for total in (expected, magnitudes):
-            self.dist.all_reduce(total, group=self.group)
+            self.dist.all_reduce(total, group=self.groups["unset"])
         found = {}
         for path, action in actions.items():
             if path == "nccl":
@@ -167,7 +178,10 @@ class Rank:
             for path, taken in seconds.items():
                 codec = "exact" if path == "nccl" else path
                 floor = train_floor.link_bytes(codec, size // 4, self.size // self.slots) / self.line
-                rows.append({"bytes": size, "path": path, "seconds": statistics.median(taken), "floor": floor})
+                row = {"bytes": size, "path": path, "seconds": statistics.median(taken), "floor": floor}
+                if path == "nccl":
+                    row["algorithm"] = actions[path].args[-1]
+                rows.append(row)
             if self.rank == 0:
                 self._write(rows, failed)
                 print(line_of(rows[-len(actions) :]), flush=True)
@@ -177,12 +191,16 @@ class Rank:
         os._exit(1 if failed else 0)
 
     def _write(self, rows, failed):
-        result = {"nccl_algorithm": self.algorithm, "rows": rows, "failed": failed}
+        result = {"rows": rows, "failed": failed}
         self.args.out.write_text(json.dumps(result, indent=1))
 
 
 def line_of(rows):
-    cells = [f"{r['path']} {r['seconds'] * 1e6:9.0f} us ({r['floor'] / r['seconds']:4.0%})" for r in rows]
+    cells = [
+        f"{r['path']}{'/' + r['algorithm'] if 'algorithm' in r else ''} {r['seconds'] * 1e6:9.0f} us "
+        f"({r['floor'] / r['seconds']:4.0%})"
+        for r in rows
+    ]
     return f"{rows[0]['bytes']:>11}: " + "  ".join(cells)
 
 

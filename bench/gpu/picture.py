@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from train_paths import OURS, PATHS, parts
+from train_paths import OURS, label, parts
 
 PEER, OWN, NOTHING = "#d9a05f", "#3f83c9", "#9aa0a6"
 
@@ -41,7 +41,7 @@ def bars(result):
     for path, figures in result["paths"].items():
         colour = NOTHING if path == "none" else OWN if parts(path)[0] in OURS else PEER
         floor = none / figures["floor"] if figures.get("floor") and path != "none" else None
-        rows.append((PATHS[parts(path)[0]][0], none / figures["seconds"], floor, colour))
+        rows.append((label(path), none / figures["seconds"], floor, colour))
     return rows
 
 

@@ -182,18 +182,32 @@ def _as_function(trace):
     return ready_trace_hook
 
 
+def nccl_groups(use):
+    """NCCL's groups by the algorithm of their all-reduce; use(group) is called where NCCL reads which one that is."""
+    groups = {}
+    for name in ("", "Ring", "Tree"):
+        # Only the all-reduce: NCCL refuses operations for which the named algorithm does not exist.
+        with environment(**({"NCCL_ALGO": f"allreduce:{name}"} if name else {})):
+            group = groups[name or "unset"] = dist.new_group()
+            use(group)
+    return groups
+
+
 def fastest_group(device, seconds_of):
     """NCCL's groups by algorithm, tried on one all-reduce: (name of the fastest, its group, seconds by name)."""
     if device.type != "cuda":
         return "gloo", dist.group.WORLD, {}
     tried = {}
-    for name in ("", "Ring", "Tree"):
-        # Only the all-reduce: NCCL refuses operations for which the named algorithm does not exist.
-        with environment(**({"NCCL_ALGO": f"allreduce:{name}"} if name else {})):
-            group = dist.new_group()
-            tried[name or "unset"] = (seconds_of(group), group)
-    best = min(tried, key=lambda name: tried[name][0])
-    return best, tried[best][1], {name: seconds for name, (seconds, _) in tried.items()}
+    groups = nccl_groups(lambda group: tried.update({group: seconds_of(group)}))
+    seconds = {name: tried[group] for name, group in groups.items()}
+    best = min(seconds, key=seconds.get)
+    return best, groups[best], seconds
+
+
+def label(path):
+    """What tables and pictures call a path: settings of its own are part of the name."""
+    name, settings = parts(path)
+    return ", ".join([PATHS[name][0], *(f"{setting}={value}" for setting, value in settings.items())])
 
 
 def release():

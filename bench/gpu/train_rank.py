@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import resource
 import statistics
 import sys
@@ -266,9 +267,9 @@ class Bench:
     def measure(self):
         """Rounds until there are enough of them or time is up; every round visits every path, in another order."""
         done = 0
+        shuffled = random.Random(11)  # alike on all ranks
         while done < self.args.rounds and self._time_for_a_round():
-            order = self.variants[done % len(self.variants) :] + self.variants[: done % len(self.variants)]
-            for variant in order:
+            for variant in shuffled.sample(self.variants, len(self.variants)):
                 self.doing(f"{variant.path}: round {done + 1}")
                 variant.rounds.append(self._stretch(variant))
             done += 1

@@ -128,6 +128,13 @@ def test_mistakes_are_named():
         assert done.returncode == 2 and wrong[0] in done.stderr, done.stderr
 
 
+def test_settings_of_its_own_are_part_of_a_path_s_name():
+    import train_paths
+
+    named = [train_paths.label(path) for path in ("topk", _HALF, "fp16-hook@bucket_cap_mb=4,static_graph=1")]
+    assert named[1] == f"{named[0]}, PACELINE_TOPK_FP16=1" and named[2].endswith(", bucket_cap_mb=4, static_graph=1")
+
+
 def picture(*arguments):
     command = [sys.executable, str(TRAIN.with_name("picture.py")), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
