@@ -123,14 +123,14 @@ class BucketOrder:
         self.order = orders[0]
         if not first:
             different = [order for at, order in enumerate(orders) if order not in orders[:at]]
-            self._trial = _Trial(different, self._carrier.clock())
+            self._trial = _Trial(different, self._carrier)
 
     def _try_on(self):
-        self.order = self._trial.next(self._carrier.clock())
+        self.order = self._trial.next()
         if self.order is None:
-            (chosen,) = self._carrier.of_first_rank([self._trial.best()])
-            self.order, self._tried = self._trial.orders[chosen], self._trial.results()
-            self._trial = None
+            self._tried = self._trial.results()
+            (chosen,) = self._carrier.of_first_rank([_fastest(self._tried)])
+            self.order, self._trial = self._trial.orders[chosen], None
 
     def _work_out(self, now):
         """The order that should be best, and others that may be, of places among all (bucket, part), sorted.
@@ -160,28 +160,35 @@ class BucketOrder:
 
 
 class _Trial:
-    """Orders in turn, so that what else goes on meets all of them. now: seconds, as a pass begins."""
+    """Orders in turn, so that what else goes on meets all of them. Made, and asked for the next, as a pass begins.
 
-    def __init__(self, orders, now):
+    From mark to mark, not by the host's clock: a host that runs ahead of its device begins a pass when the last
+    gradients have arrived, and what the forward pass still has to do then (all of it where the first layer's came last)
+    would be counted with the order that comes next.
+    """
+
+    def __init__(self, orders, carrier):
         self.orders = orders
-        self._seconds = [[] for _ in orders]
-        self._passes = 0
-        self._since = now
+        self._carrier = carrier
+        self._marks = [carrier.mark()]
 
-    def next(self, now):
+    def next(self):
         """The order of the pass that begins; None: all have been tried."""
-        self._seconds[self._passes % len(self.orders)].append(now - self._since)
-        self._since = now
-        self._passes += 1
-        return None if self._passes == _TRIED * len(self.orders) else self.orders[self._passes % len(self.orders)]
-
-    def best(self):
-        medians = [seconds for _, seconds in self.results()]
-        fastest = min(range(len(medians)), key=medians.__getitem__)
-        return fastest if medians[fastest] < (1 - _WORTH) * medians[0] else 0
+        passes = len(self._marks)
+        self._marks.append(self._carrier.mark())
+        return None if passes == _TRIED * len(self.orders) else self.orders[passes % len(self.orders)]
 
     def results(self):
-        return list(zip(self.orders, map(statistics.median, self._seconds)))
+        """[(order, median seconds)], once all have been tried."""
+        seconds = list(map(self._carrier.seconds, self._marks, self._marks[1:]))
+        return [(order, statistics.median(seconds[at :: len(self.orders)])) for at, order in enumerate(self.orders)]
+
+
+def _fastest(tried):
+    """Its place: the first, the one worked out, unless another saves something worth mentioning."""
+    medians = [seconds for _, seconds in tried]
+    fastest = min(range(len(medians)), key=medians.__getitem__)
+    return fastest if medians[fastest] < (1 - _WORTH) * medians[0] else 0
 
 
 def of_first_rank(numbers, process_group, device):

@@ -26,8 +26,6 @@ class Carrier:
     _window = _WINDOW
     #: Whether buckets arrive in the order in which they were submitted.
     in_order = False
-    #: Seconds of the host.
-    clock = staticmethod(time.perf_counter)
 
     def __init__(self, attachment):
         self._attachment = attachment
