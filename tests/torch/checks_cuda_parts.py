@@ -152,6 +152,24 @@ def residuals_and_rounding_keep_to_whole_buckets():
             assert_same_on_all_ranks(model)
 
 
+@check
+def int8_has_an_order_and_what_it_is_worked_out_from_leaves_no_residuals():
+    with settings(codec="int8"), overlapped() as (model, optimizer, order, communicator):
+        order.learns = False
+        train(model, optimizer, 3)
+        optimizer.synchronize()
+        before = communicator.stats()["residual_bytes"]
+        order.learns = True
+        train(model, optimizer, STEPS)
+        optimizer.synchronize()
+        assert order.order is not None and sorted(order.order) == sorted(order._sizes)
+        assert communicator.stats()["residual_bytes"] == before > 0
+        assert_same_on_all_ranks(model)
+    with settings(codec="topk"), overlapped() as (model, optimizer, order, _):
+        train(model, optimizer, 6)
+        assert order.order is None and order.step is None, "few bytes are not worth measuring"
+
+
 if __name__ == "__main__":
     assert SIZE == 2
     run()

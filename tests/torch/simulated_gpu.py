@@ -103,10 +103,13 @@ class _Carrier(carriers.CpuCarrier):
     parts = cuda_overlap.CudaCarrier.parts
     submit = cuda_overlap.CudaCarrier.submit
     _calls = cuda_overlap.CudaCarrier._calls
+    _probe = cuda_overlap.CudaCarrier._probe
+    probe_elements = cuda_overlap.CudaCarrier.probe_elements
 
     def __init__(self, attachment):
         super().__init__(attachment)
         self._usual = attachment.usual_elements()
+        self.few_bytes = attachment.endpoint.codec == "topk"
 
     def layout(self, bucket):
         return self._attachment.encoded_layout(bucket)
@@ -123,8 +126,7 @@ class _Carrier(carriers.CpuCarrier):
         return finite
 
     def reduce_now(self, buffers):
-        calls = [self._attachment.prepare(buffer, None, b"probe") for buffer in buffers]
-        for operation in [self._attachment.submit(call) for call in calls]:
+        for operation in [self._attachment.submit(self._probe(buffer)) for buffer in buffers]:
             self.wait(operation)
 
     gate = cuda_overlap.CudaCarrier.gate

@@ -143,7 +143,7 @@ def test_measurements_that_contradict_each_other_give_no_negative_times(noise):
 class Carrier:
     """Marks are seconds of a clock that the test sets; a link of 100 elements a second."""
 
-    has_residuals = False
+    few_bytes = False
 
     def __init__(self):
         self.now = 0.0

@@ -84,6 +84,7 @@ class FakeEndpoint:
     device = torch.device("cpu")
     momentum = 0.0
     size = 1
+    codec = "none"
     join = cuda.CudaEndpoint.join
 
     def __init__(self):

@@ -43,7 +43,7 @@ class BucketOrder:
         self._carrier = carrier
         self.order = None
         self.step = None
-        self.learns = not carrier.has_residuals  # what has few bytes is not worth an order
+        self.learns = not carrier.few_bytes
         self._sizes = {}
         self._passes = 0
         self._trial = None

@@ -32,8 +32,9 @@ class Carrier:
         self._communicator = attachment.endpoint.communicator
         self.process_group = attachment.process_group()
         self.steps = attachment.endpoint.steps
-        #: A codec with residuals sends so little that no order helps.
         self.has_residuals = self.steps.enabled
+        #: The codec sends so little that no order helps.
+        self.few_bytes = self.has_residuals
 
     def average_as_torch_does(self, buffer):
         """What the engine does not carry; a future."""
@@ -63,6 +64,7 @@ class Carrier:
 
     def seconds_of(self, like, elements, count):
         """Of `count` all-reduces of so many elements, handed over at once; the least of three. Collective."""
+        elements = self.probe_elements(like, elements)
         probes = [torch.zeros(elements, dtype=like.dtype, device=like.device) for _ in range(count)]
         best = float("inf")
         for _ in range(3):
@@ -70,6 +72,10 @@ class Carrier:
             self.reduce_now(probes)
             best = min(best, time.perf_counter() - started)
         return best
+
+    def probe_elements(self, _like, elements):
+        """How many of reduce_now()'s take as long as so many of a bucket's."""
+        return elements
 
     def of_first_rank(self, numbers):
         return of_first_rank(numbers, self.process_group, self.device)

@@ -140,6 +140,10 @@ class CudaAttachment(Attachment):
         """The same for some elements of a bucket, without residuals: the ranks cut it alike."""
         return [self._prepared(buffer, first, elements, b"%s, %d" % (name, first))]
 
+    def prepare_exactly(self, buffer, name):
+        """The same without a codec, whatever the settings say."""
+        return [self._prepared(buffer, 0, buffer.numel(), name, codec=_cuda.CODEC_NONE)]
+
     def submit(self, calls):
         """Enqueues them behind the current stream; returns the (last) operation."""
         communicator, operation = self.endpoint.communicator, 0
@@ -152,12 +156,12 @@ class CudaAttachment(Attachment):
             raise
         return operation
 
-    def _prepared(self, buffer, first, elements, name, **arguments):
+    def _prepared(self, buffer, first, elements, name, codec=None, **arguments):
         return self.endpoint.communicator.prepare(
             buffer.data_ptr() + first * buffer.element_size(),
             elements,
             _DTYPES[buffer.dtype],
-            codec=self._codec(buffer.dtype),
+            codec=self._codec(buffer.dtype) if codec is None else codec,
             momentum=self.endpoint.momentum,
             name=name,
             **arguments,

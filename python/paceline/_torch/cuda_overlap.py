@@ -28,6 +28,7 @@ class CudaCarrier(Carrier):
 
     def __init__(self, attachment):
         super().__init__(attachment)
+        self.few_bytes = attachment.endpoint.codec == "topk"
         self.device = attachment.endpoint.device
         self._updates = torch.cuda.Stream(self.device)
         self._usual = attachment.usual_elements()
@@ -82,12 +83,21 @@ class CudaCarrier(Carrier):
             self.steps.failed(error)
             raise
 
+    def probe_elements(self, like, elements):
+        """See Carrier. int8 takes a byte an element."""
+        return -(-elements // like.element_size()) if self.has_residuals else elements
+
+    def _probe(self, buffer):
+        """What has residuals is probed by exact numbers of as many bytes: a probe must leave none behind."""
+        name = b"probe of the order of buckets"
+        if self.has_residuals:
+            return self._attachment.prepare_exactly(buffer, name)
+        return self._attachment.prepare(buffer, None, name)
+
     def reduce_now(self, buffers):
         stream = torch.cuda.current_stream(self.device)
         for buffer in buffers:
-            operation = self._attachment.submit(
-                self._attachment.prepare(buffer, None, b"probe of the order of buckets")
-            )
+            operation = self._attachment.submit(self._probe(buffer))
         self._communicator.wait_operation(operation)  # they arrive in order
         self._communicator.join(operation, stream.cuda_stream)
         stream.synchronize()
