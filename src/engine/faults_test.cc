@@ -427,6 +427,13 @@ TEST(Validation, BadArgumentsAreNamed) {
       Code::kInvalidArgument, "counts has 3 entries");
   refused([](Operation& o) { o.count = 1ULL << 62; }, Code::kInvalidArgument,
           "more than memory can hold");
+  refused(
+      [](Operation& o) {
+        o.collective = Collective::kAllToAll;
+        o.send_counts = {3, 1};
+        o.receive_counts = {2, 1};
+      },
+      Code::kInvalidArgument, "sends itself 3 elements and expects 2");
   EXPECT_TRUE(cluster[0].health()) << "a refused operation ends nothing";
 }
 

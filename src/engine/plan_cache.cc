@@ -48,6 +48,8 @@ Status check(const plan::Plan& plan, uint64_t input_bytes, uint64_t output_bytes
     }
     if (!fits(s.src)) return broken(plan, i, "its source lies outside of its buffer");
     if (!fits(s.dst)) return broken(plan, i, "its destination lies outside of its buffer");
+    if ((s.kind == StepKind::kCopy || s.kind == StepKind::kReduce) && s.src.bytes != s.dst.bytes)
+      return broken(plan, i, "its source and destination differ in length");
     if (s.dst.buffer == Buffer::kInput && s.dst.bytes > 0 && !plan.request.in_place)
       return broken(plan, i, "it writes to the input");
     if (sends(s.kind) || receives(s.kind)) {

@@ -165,6 +165,14 @@ Status validate(const Operation& o, Rank size, Rank me) {
     if (!o.send_counts.empty()) {
       PACELINE_RETURN_IF_ERROR(check_sum(o, o.send_counts, size, "send_counts"));
       PACELINE_RETURN_IF_ERROR(check_sum(o, o.receive_counts, size, "receive_counts"));
+      const auto out = o.send_counts[static_cast<std::size_t>(me)];
+      const auto in = o.receive_counts[static_cast<std::size_t>(me)];
+      if (out != in) {
+        return invalid(o,
+                       fmt::format("this rank sends itself {} elements and expects {} of itself; "
+                                   "send_counts[{}] and receive_counts[{}] must be the same",
+                                   out, in, me, me));
+      }
     }
   }
   PACELINE_RETURN_IF_ERROR(check_codec(o));
