@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace paceline::engine {
@@ -64,16 +65,26 @@ Status check_codec(const Operation& o) {
   if (!(o.codec.scale > 0) || o.codec.scale > 3e38)
     return invalid(o,
                    fmt::format("codec scale {:g} is not a positive finite number", o.codec.scale));
-  if (!o.segments.empty()) {
-    uint64_t sum = 0;
-    for (const auto& s : o.segments) sum += s.elements;
-    if (sum != o.count) {
-      return invalid(
-          o, fmt::format("its segments hold {} elements, the buffer {}; segments must cover it",
-                         sum, o.count));
-    }
-  }
   return Status::ok();
+}
+
+// Also without a codec: what is owed to the parameters then goes into the buffer. It may hold more than they do.
+Status check_segments(const Operation& o) {
+  if (o.collective != Collective::kAllReduce || o.segments.empty()) return Status::ok();
+  uint64_t sum = 0;
+  for (const auto& s : o.segments) {
+    if (s.offset > kMostBytes || s.elements > kMostBytes) {
+      return invalid(o, fmt::format("a segment has elements {} to {} + {} of parameter {}: more "
+                                    "than memory can hold",
+                                    s.offset, s.offset, s.elements, s.key));
+    }
+    sum = std::min(sum + s.elements, kMostBytes);
+  }
+  const bool covers = o.codec.codec == plan::Codec::kNone ? sum <= o.count : sum == o.count;
+  if (covers) return Status::ok();
+  return invalid(
+      o, fmt::format("its segments hold {} elements, the buffer {}; segments must cover it", sum,
+                     o.count));
 }
 
 Status check_overlap(const Operation& o, BufferBytes bytes) {
@@ -176,6 +187,7 @@ Status validate(const Operation& o, Rank size, Rank me) {
     }
   }
   PACELINE_RETURN_IF_ERROR(check_codec(o));
+  PACELINE_RETURN_IF_ERROR(check_segments(o));
   auto bytes = buffer_bytes(o, size, me);
   if (bytes.input > 0 && o.input == nullptr) return invalid(o, "the input buffer is null");
   if (bytes.output > 0 && o.output == nullptr) return invalid(o, "the output buffer is null");
