@@ -1,5 +1,6 @@
 // Every collective over the engine and real plans, random inputs, against references computed here.
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <array>
 #include <limits>
@@ -438,6 +439,37 @@ TEST_P(Collectives, ManyAtOnceInSubmissionOrder) {
 INSTANTIATE_TEST_SUITE_P(Layouts, Collectives,
                          testing::Values(Layout{1, 1}, Layout{2, 1}, Layout{3, 1}, Layout{4, 2},
                                          Layout{5, 2}, Layout{8, 4}));
+
+// Plans of more kinds than the cache holds leave it while they are under way.
+TEST(Plans, ManyKindsAtOnceAreCountedAndLeaveNoMemoryBehind) {
+  constexpr uint64_t kKinds = 400;
+  Cluster cluster(2);
+  std::vector<float> data[2] = {std::vector<float>(2000), std::vector<float>(2000)};
+  const auto operation = [&](Rank r, uint64_t kind) {
+    auto& mine = data[static_cast<std::size_t>(r)];
+    Operation o;
+    o.input = o.output = mine.data();
+    o.count = 1000 + kind;
+    return o;
+  };
+  const auto step = [&] {
+    std::vector<std::vector<OpId>> ids(kKinds);
+    for (uint64_t k = 0; k < kKinds; ++k) {
+      for (Rank r = 0; r < 2; ++r)
+        ids[k].push_back(*cluster[r].submit(operation(r, k), cluster.now));
+    }
+    for (const auto& both : ids) cluster.expect_ok(both);
+  };
+  uint64_t predicted = 0;  // of one step
+  for (uint64_t k = 0; k < kKinds; ++k)
+    predicted += plan::predict(*cluster[0].request_for(operation(0, k)), 1e9)->link_bytes;
+  for (int i = 0; i < 2; ++i) step();
+  const std::size_t before = mallinfo2().uordblks;
+  for (int i = 0; i < 4; ++i) step();
+  const std::size_t after = mallinfo2().uordblks;
+  EXPECT_LT(after, before + before / 20);
+  EXPECT_EQ(cluster[0].statistics().predicted_link_bytes, 6 * predicted);
+}
 
 // An operation that ends while it is submitted is there at once, and may be taken before progress() tells of it: the next
 // one, in the same place, has not ended then.

@@ -324,7 +324,12 @@ void EngineImpl::settle(Record& r) {
   check_finite(r);
   ++statistics_.operations;
   statistics_.payload_bytes += r.input_bytes;
-  ++r.executor->plan().runs;
+  PreparedPlan& plan = r.executor->plan();
+  if (plan.is_kept) {
+    ++plan.runs;
+  } else {
+    statistics_.predicted_link_bytes += plan.predicted_link_bytes();
+  }
   end(r, Status::ok());
 }
 
@@ -367,7 +372,8 @@ void EngineImpl::release_resources(Record& r) {
   r.in_window = false;
   if (!r.executor) return;
   Group* g = group(r.group);
-  if (g != nullptr && failure_) {
+  // A plan that had to leave the cache meanwhile does not come again: what is made for it anew has another address.
+  if (g != nullptr && failure_ && r.executor->plan().is_kept) {
     auto& idle = g->idle[&r.executor->plan()];
     if (idle.size() < kIdleExecutors) idle.push_back(std::move(r.executor));
   }

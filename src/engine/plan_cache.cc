@@ -168,6 +168,7 @@ std::shared_ptr<PreparedPlan> PlanCache::find(uint64_t hash, const plan::PlanReq
 }
 
 std::shared_ptr<PreparedPlan> PlanCache::insert(uint64_t hash, std::shared_ptr<PreparedPlan> plan) {
+  plan->is_kept = true;
   entries_.push_front({hash, std::move(plan)});
   index_.emplace(hash, entries_.begin());
   if (entries_.size() <= capacity_) return nullptr;
@@ -181,6 +182,7 @@ std::shared_ptr<PreparedPlan> PlanCache::insert(uint64_t hash, std::shared_ptr<P
   }
   auto gone = std::move(victim->plan);
   entries_.erase(victim);
+  gone->is_kept = false;
   return gone;
 }
 
