@@ -6,6 +6,7 @@
 #include "base/run_queue.h"
 #include "capi/handle.h"
 #include "capi/options.h"
+#include "engine/validate.h"
 
 using namespace paceline;  // NOLINT: the functions below are the C ABI's
 using namespace paceline::capi;
@@ -61,16 +62,21 @@ Status to_operation(paceline_comm& comm, const paceline_op_args& a, engine::Oper
   o.window_bytes = a.window_bytes;
   assign(o.name, a.name);
   assign(o.shape, a.shape);
+  // Only what the collective has a use for: what a caller leaves in the rest is not looked at.
+  const bool pairs = o.collective == plan::Collective::kAllToAll;
+  const auto* counts = engine::per_rank(o.collective) ? a.counts : nullptr;
+  const auto* send_counts = pairs ? a.send_counts : nullptr;
+  const auto* receive_counts = pairs ? a.receive_counts : nullptr;
   size_t size = 0;
-  if (a.counts != nullptr || a.send_counts != nullptr || a.receive_counts != nullptr) {
+  if (counts != nullptr || send_counts != nullptr || receive_counts != nullptr) {
     engine::Operation probe;
     probe.group = a.group;
     PACELINE_ASSIGN(auto request, comm.runner->request_for(probe));
     size = static_cast<size_t>(request.shape.size);
   }
-  assign(o.counts, a.counts, size);
-  assign(o.send_counts, a.send_counts, size);
-  assign(o.receive_counts, a.receive_counts, size);
+  assign(o.counts, counts, size);
+  assign(o.send_counts, send_counts, size);
+  assign(o.receive_counts, receive_counts, size);
   o.segments.clear();
   for (size_t i = 0; i < a.segment_count; ++i)
     o.segments.push_back({a.segments[i].key, a.segments[i].offset, a.segments[i].elements});

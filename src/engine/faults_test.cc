@@ -425,6 +425,12 @@ TEST(Validation, BadArgumentsAreNamed) {
         o.counts = {1, 2, 3};
       },
       Code::kInvalidArgument, "counts has 3 entries");
+  refused([](Operation& o) { o.counts = {1, 1}; }, Code::kInvalidArgument, "no use for counts");
+  refused(
+      [](Operation& o) {
+        o.send_counts = {1, 1};
+      },
+      Code::kInvalidArgument, "no use for counts");
   refused([](Operation& o) { o.count = 1ULL << 62; }, Code::kInvalidArgument,
           "more than memory can hold");
   refused(

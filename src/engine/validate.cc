@@ -28,10 +28,6 @@ bool has_root(Collective c) {
   return c == Collective::kBroadcast || c == Collective::kReduce || c == Collective::kGather ||
          c == Collective::kScatter;
 }
-bool per_rank(Collective c) {
-  return c == Collective::kAllGather || c == Collective::kReduceScatter ||
-         c == Collective::kGather || c == Collective::kScatter;
-}
 
 Status check_sum(const Operation& o, const std::vector<uint64_t>& counts, Rank size,
                  std::string_view what) {
@@ -98,6 +94,11 @@ Status check_overlap(const Operation& o, BufferBytes bytes) {
 }
 
 }  // namespace
+
+bool per_rank(Collective c) {
+  return c == Collective::kAllGather || c == Collective::kReduceScatter ||
+         c == Collective::kGather || c == Collective::kScatter;
+}
 
 BufferBytes buffer_bytes(const Operation& o, Rank size, Rank me) {
   const uint64_t item = dtype_size(o.dtype);
@@ -167,6 +168,11 @@ Status validate(const Operation& o, Rank size, Rank me) {
   }
   if (o.count > kMostBytes / 8 / static_cast<uint64_t>(size))
     return invalid(o, fmt::format("{} elements are more than memory can hold", o.count));
+  // They would stand in for `count` in what ranks compare, and be compared in pairs.
+  if ((!per_rank(o.collective) && !o.counts.empty()) ||
+      (o.collective != Collective::kAllToAll &&
+       !(o.send_counts.empty() && o.receive_counts.empty())))
+    return invalid(o, "it has no use for counts per rank");
   if (per_rank(o.collective) && !o.counts.empty())
     PACELINE_RETURN_IF_ERROR(check_sum(o, o.counts, size, "counts"));
   if (o.collective == Collective::kAllToAll) {
