@@ -354,6 +354,24 @@ TEST(Capi, BadArgumentsAreNamed) {
   EXPECT_EQ(paceline_setting("", "no_such", text, sizeof text), 0U);
 }
 
+TEST(Capi, ACodecThatDoesNotExistIsCalledByItsNumber) {
+  Processes alone(1, [](int rank, FileStore& store) {
+    auto* comm = create(rank, 1, store);
+    MUST(comm != nullptr);
+    float x = 1;
+    auto a = op_args(0, 0, &x, &x, 1);
+    for (const int32_t codec : {-2, 4, 256, INT32_MAX, INT32_MIN}) {
+      a.codec = codec;
+      MUST(paceline_run(comm, &a, nullptr) == PACELINE_INVALID_ARGUMENT);
+      MUST(std::string(paceline_error(comm)).find("codec " + std::to_string(codec)) !=
+           std::string::npos);
+    }
+    MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+    return 0;
+  });
+  EXPECT_EQ(alone.wait(0), 0);
+}
+
 // A rank that works until its job ends, and leaves the sentence and the moment in a file.
 int work_until_the_end(int rank, int size, FileStore& store, const std::string& directory,
                        size_t elements, double timeout_s, bool forks = false) {

@@ -31,8 +31,8 @@ void assign(std::vector<T>& to, const T* from, size_t n) {
 }
 
 // Values of enumerations are checked by the engine; here they only have to fit.
-Status check_range(const char* what, int32_t value) {
-  if (value >= 0 && value <= 255) return Status::ok();
+Status check_range(const char* what, int32_t value, int32_t least = 0) {
+  if (value >= least && value <= 255) return Status::ok();
   return {Code::kInvalidArgument, fmt::format("{} {} does not exist", what, value)};
 }
 
@@ -41,7 +41,7 @@ Status to_operation(paceline_comm& comm, const paceline_op_args& a, engine::Oper
   PACELINE_RETURN_IF_ERROR(check_range("dtype", a.dtype));
   PACELINE_RETURN_IF_ERROR(check_range("reduce op", a.reduce_op));
   PACELINE_RETURN_IF_ERROR(check_range("algorithm", a.algorithm));
-  PACELINE_RETURN_IF_ERROR(check_range("codec", a.codec + 1));
+  PACELINE_RETURN_IF_ERROR(check_range("codec", a.codec, -1));
   if (a.timeout_s < 0 || a.timeout_s != a.timeout_s)
     return {Code::kInvalidArgument,
             fmt::format("timeout_s is {:g}; it must be positive, or 0", a.timeout_s)};
