@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "engine/engine_test_util.h"
+#include "wire/protocol.h"
 
 namespace paceline::engine {
 namespace {
@@ -469,6 +470,30 @@ TEST(Plans, ManyKindsAtOnceAreCountedAndLeaveNoMemoryBehind) {
   const std::size_t after = mallinfo2().uordblks;
   EXPECT_LT(after, before + before / 20);
   EXPECT_EQ(cluster[0].statistics().predicted_link_bytes, 6 * predicted);
+}
+
+// Plans know the wire's numbers without its headers.
+TEST(Plans, PredictionsCountTheFramesThatTheWireSends) {
+  const wire::ProtocolOptions wire;
+  const auto link_bytes = [](uint64_t elements) {
+    plan::PlanRequest q;
+    q.collective = Collective::kAllToAll;
+    q.dtype = DType::kUInt8;
+    q.send_counts = {0, elements, elements, 0};
+    q.shape = {2, {0, 1}};
+    q.piece_bytes = 1 << 30;
+    return plan::predict(q, 1e9, 65535)->link_bytes;
+  };
+  const uint64_t packet = 66;  // the headers of one more, at most
+  const auto step = [&](uint64_t limit) { return link_bytes(limit + 1) - link_bytes(limit); };
+  EXPECT_LE(step(wire.eager_limit / 2), 1 + packet);
+  // A longer message is asked for and confirmed.
+  EXPECT_GE(step(wire.eager_limit), 1 + 2 * wire::kFrameHeader);
+  EXPECT_LE(step(wire.eager_limit), 1 + 2 * wire::kFrameHeader + packet);
+  // And is cut into pieces.
+  EXPECT_GE(step(wire.piece_bytes), 1 + wire::kFrameHeader);
+  EXPECT_LE(step(wire.piece_bytes), 1 + wire::kFrameHeader + 2 * packet);
+  EXPECT_LE(step(wire.piece_bytes / 2), 1 + packet);
 }
 
 // An operation that ends while it is submitted is there at once, and may be taken before progress() tells of it: the next
