@@ -433,6 +433,9 @@ TEST(Validation, BadArgumentsAreNamed) {
       Code::kInvalidArgument, "no use for counts");
   refused([](Operation& o) { o.count = 1ULL << 62; }, Code::kInvalidArgument,
           "more than memory can hold");
+  // Before a plan is made for it.
+  refused([](Operation& o) { o.count = 1ULL << 52; }, Code::kInvalidArgument,
+          "more than memory can hold");
   refused(
       [](Operation& o) {
         o.collective = Collective::kAllToAll;

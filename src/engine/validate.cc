@@ -1,6 +1,7 @@
 #include "engine/validate.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -11,6 +12,13 @@ namespace {
 using plan::Collective;
 
 constexpr uint64_t kMostBytes = UINT64_MAX / 16;
+
+// No buffer is longer, mapped files too; the plan of a count that is none (a pointer, say) would take all memory.
+uint64_t most_bytes_here() {
+  static const uint64_t memory = static_cast<uint64_t>(std::max(sysconf(_SC_PHYS_PAGES), 1L)) *
+                                 static_cast<uint64_t>(std::max(sysconf(_SC_PAGESIZE), 1L));
+  return std::min(16 * memory, kMostBytes);
+}
 
 std::string title(const Operation& o) {
   std::string kind = plan::collective_name(o.collective);
@@ -195,6 +203,8 @@ Status validate(const Operation& o, Rank size, Rank me) {
   PACELINE_RETURN_IF_ERROR(check_codec(o));
   PACELINE_RETURN_IF_ERROR(check_segments(o));
   auto bytes = buffer_bytes(o, size, me);
+  if (auto longest = std::max(bytes.input, bytes.output); longest > most_bytes_here())
+    return invalid(o, fmt::format("a buffer of {} bytes is more than memory can hold", longest));
   if (bytes.input > 0 && o.input == nullptr) return invalid(o, "the input buffer is null");
   if (bytes.output > 0 && o.output == nullptr) return invalid(o, "the output buffer is null");
   auto item = dtype_size(o.dtype);
