@@ -145,6 +145,42 @@ TEST_F(Windows, GroupsInOppositeOrdersDoNotWaitForEachOther) {
   ASSERT_TRUE(cluster.drive([&] { return ended(cluster, ids, kOperations - 2); }));
 }
 
+// Nor while something else never rests: who waits for memory or its turn is held up by who has it, not by that.
+TEST_F(Windows, NorAmidMessagesThatNeverRest) {
+  Cluster cluster(2, 1, {.piece_bytes = 4096});
+  std::array<std::array<GroupId, 2>, 2> groups{};
+  for (Rank r = 0; r < 2; ++r) {
+    for (auto& g : groups.at(static_cast<std::size_t>(r)))
+      g = *cluster[r].create_group(std::array<Rank, 2>{0, 1});
+  }
+  auto ids = submit(cluster, 1, [&](Rank r, int i) {
+    return groups.at(static_cast<std::size_t>(r)).at(static_cast<std::size_t>((i + r) % 2));
+  });
+  std::array<char, 2> letters{};
+  std::array<OpId, 2> messages{};
+  const auto send_one = [&] {
+    for (Rank r = 0; r < 2; ++r) {
+      auto& message = messages.at(static_cast<std::size_t>(r));
+      if (message != 0) cluster[r].forget(message);
+      Transfer t;
+      t.peer = 1 - r;
+      t.data = &letters.at(static_cast<std::size_t>(r));
+      t.bytes = 1;
+      message = r == 0 ? *cluster[r].send(t, cluster.now) : *cluster[r].receive(t, cluster.now);
+    }
+  };
+  send_one();
+  const auto done = [&] {
+    if (ended(cluster, ids, kOperations - 2)) return true;
+    if (cluster[0].outcome(messages[0]) != nullptr && cluster[1].outcome(messages[1]) != nullptr)
+      send_one();
+    cluster.now += kMillisecond;
+    return cluster.now > 10 * kSecond;
+  };
+  ASSERT_TRUE(cluster.drive(done));
+  EXPECT_LE(cluster.now, 10 * kSecond) << "the operations wait for each other";
+}
+
 class Collectives : public testing::TestWithParam<Layout> {
  protected:
   EngineOptions options() {
