@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -370,6 +371,34 @@ TEST(Capi, ACodecThatDoesNotExistIsCalledByItsNumber) {
     return 0;
   });
   EXPECT_EQ(alone.wait(0), 0);
+}
+
+TEST(Capi, ATimeoutThatIsNoneIsRefused) {
+  Processes ranks(2, [](int rank, FileStore& store) {
+    auto* comm = create(rank, 2, store);
+    MUST(comm != nullptr);
+    float x = 1;
+    paceline_transfer_args t{};
+    t.struct_size = sizeof t;
+    t.peer = 1 - rank;
+    t.data = &x;
+    t.bytes = sizeof x;
+    auto a = op_args(0, 0, &x, &x, 1);
+    for (const double wrong : {-1.0, std::nan("")}) {
+      t.timeout_s = a.timeout_s = wrong;
+      paceline_op op = 7;
+      MUST(paceline_submit(comm, &a, &op) == PACELINE_INVALID_ARGUMENT && op == 0);
+      for (auto* transfer : {paceline_send, paceline_receive}) {
+        op = 7;
+        MUST(transfer(comm, &t, &op) == PACELINE_INVALID_ARGUMENT && op == 0);
+        MUST(std::strstr(paceline_error(comm), "timeout_s is") != nullptr);
+      }
+    }
+    MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+    return 0;
+  });
+  EXPECT_EQ(ranks.wait(0), 0);
+  EXPECT_EQ(ranks.wait(1), 0);
 }
 
 // A rank that works until its job ends, and leaves the sentence and the moment in a file.

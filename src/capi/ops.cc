@@ -36,15 +36,19 @@ Status check_range(const char* what, int32_t value, int32_t least = 0) {
   return {Code::kInvalidArgument, fmt::format("{} {} does not exist", what, value)};
 }
 
+Status check_timeout(double timeout_s) {
+  if (timeout_s >= 0) return Status::ok();
+  return {Code::kInvalidArgument,
+          fmt::format("timeout_s is {:g}; it must be positive, or 0", timeout_s)};
+}
+
 Status to_operation(paceline_comm& comm, const paceline_op_args& a, engine::Operation& o) {
   PACELINE_RETURN_IF_ERROR(check_range("collective", a.collective));
   PACELINE_RETURN_IF_ERROR(check_range("dtype", a.dtype));
   PACELINE_RETURN_IF_ERROR(check_range("reduce op", a.reduce_op));
   PACELINE_RETURN_IF_ERROR(check_range("algorithm", a.algorithm));
   PACELINE_RETURN_IF_ERROR(check_range("codec", a.codec, -1));
-  if (a.timeout_s < 0 || a.timeout_s != a.timeout_s)
-    return {Code::kInvalidArgument,
-            fmt::format("timeout_s is {:g}; it must be positive, or 0", a.timeout_s)};
+  PACELINE_RETURN_IF_ERROR(check_timeout(a.timeout_s));
   if (a.segment_count > 0 && a.segments == nullptr)
     return {Code::kInvalidArgument,
             fmt::format("segments is null, segment_count {}", a.segment_count)};
@@ -102,6 +106,7 @@ paceline_code transfer(paceline_comm* comm, const paceline_transfer_args* args, 
   if (!take_struct(args, a)) return invalid("the arguments are null or lack their struct_size");
   if (op == nullptr) return invalid("the pointer that takes the operation is null");
   *op = 0;
+  if (auto status = check_timeout(a.timeout_s); !status) return report(status);
   engine::Transfer t;
   t.group = a.group;
   t.peer = a.peer;
