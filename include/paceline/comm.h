@@ -115,7 +115,7 @@ typedef struct paceline_op_args {
   void* output;
   uint64_t count; /* elements of this rank's input (all-reduce, broadcast, reduce: of the buffer) */
   const uint64_t* counts; /* all-gather, reduce-scatter, gather, scatter: [group size] elements per
-                             rank, NULL: `count` on every rank */
+                             rank, NULL: `count` on every rank; other collectives don't look at it */
   const uint64_t* send_counts;      /* all-to-all: [group size] */
   const uint64_t* receive_counts;   /* all-to-all: [group size] */
   const paceline_segment* segments; /* top-k: which parameters the buffer holds */

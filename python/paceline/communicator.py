@@ -18,7 +18,7 @@ import weakref
 from ctypes import byref, c_float, c_int32, c_uint32, c_uint64, c_void_p
 
 from paceline import _library
-from paceline.errors import PacelineError, UnsupportedError, from_code
+from paceline.errors import InvalidArgumentError, PacelineError, UnsupportedError, from_code
 
 DTYPES = {
     "float32": 0,
@@ -133,11 +133,13 @@ class Communicator:
             raise error from (bridge.error if bridge else None)
         self._handle = handle
         self._serial = next(_serials)
+        self._group_sizes = {}
         raw = _library.Identity()
         self._check(self._library.paceline_comm_identity(handle, byref(raw)))
         self.identity = Identity(raw)
         self.rank = raw.rank
         self.size = raw.size
+        self._group_sizes[0] = raw.size
         _live[self._serial] = self
 
     # --- operations -----------------------------------------------------------------------------------------------
@@ -221,10 +223,12 @@ class Communicator:
         array = (c_int32 * len(ranks))(*ranks)
         group = c_uint32()
         self._check(self._library.paceline_group_create(self._handle, array, len(ranks), byref(group)))
+        self._group_sizes[group.value] = len(ranks)
         return group.value
 
     def destroy_group(self, group):
         self._check(self._library.paceline_group_destroy(self._handle, group))
+        self._group_sizes.pop(group, None)
 
     # --- residuals of top-k -----------------------------------------------------------------------------------------
 
@@ -367,16 +371,25 @@ class Communicator:
             window_bytes=window,
         )
         if counts is not None:
-            args.counts = _uint64s(counts)
+            args.counts = self._per_rank("counts", counts, group)
         if send_counts is not None:
-            args.send_counts = _uint64s(send_counts)
+            args.send_counts = self._per_rank("send_counts", send_counts, group)
         if receive_counts is not None:
-            args.receive_counts = _uint64s(receive_counts)
+            args.receive_counts = self._per_rank("receive_counts", receive_counts, group)
         if segments is not None:
             array = segments if isinstance(segments, ctypes.Array) else segment_array(segments)
             args.segments = array
             args.segment_count = len(array)
         return args
+
+    def _per_rank(self, what, numbers, group):
+        """The array that C reads, which does not know how long it is."""
+        size = self._group_sizes.get(group, len(numbers))  # an unknown group is refused there
+        if len(numbers) != size or any(not 0 <= n < 1 << 64 for n in numbers):
+            raise InvalidArgumentError(
+                f"{what} is {list(numbers)}: one number a rank of the group, {size} in all, from 0 on, is wanted"
+            )
+        return (c_uint64 * size)(*numbers)
 
     def _transfer(self, function, pointer, size, peer, tag, group, name, timeout):
         args = _library.TransferArgs(
@@ -429,10 +442,6 @@ def check_settings(face="paceline"):
     if code:
         raise from_code(code, _text(library.paceline_error(None)))
     return [line for line in _text(text.value).splitlines() if line]
-
-
-def _uint64s(numbers):
-    return (c_uint64 * len(numbers))(*numbers)
 
 
 def _text(raw):

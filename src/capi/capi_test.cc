@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -297,6 +298,43 @@ TEST(Capi, AnEndAmidLongMessages) {
   unsetenv("PACELINE_WIRE");
 }
 
+// A struct that was used for another collective before, say.
+TEST(Capi, CountsThatACollectiveDoesNotTakeAreNotLookedAt) {
+  Processes ranks(2, [](int rank, FileStore& store) {
+    auto* comm = create(rank, 2, store);
+    MUST(comm != nullptr);
+    const auto* nowhere = reinterpret_cast<const uint64_t*>(uintptr_t{8});
+    const uint64_t stale[] = {7, static_cast<uint64_t>(rank)};
+    for (const int collective : {0, 1, 5, 6}) {
+      for (const auto* counts : {nowhere, stale}) {
+        int32_t x = 1;
+        auto a = op_args(collective, 6, &x, &x, 1);
+        a.send_counts = counts;
+        MUST(paceline_run(comm, &a, nullptr) == PACELINE_OK);
+        a.receive_counts = counts;
+        a.counts = counts;
+        MUST(paceline_run(comm, &a, nullptr) == PACELINE_OK);
+      }
+    }
+    int32_t all[2] = {};
+    int32_t mine = 10 + rank;
+    auto a = op_args(2, 6, &mine, all, 1);
+    a.send_counts = a.receive_counts = nowhere;
+    MUST(paceline_run(comm, &a, nullptr) == PACELINE_OK);
+    MUST(all[0] == 10 && all[1] == 11);
+    // What all ranks must have alike is still compared.
+    std::vector<int32_t> data(20);
+    a = op_args(0, 6, data.data(), data.data(), 10 + static_cast<uint64_t>(rank));
+    a.counts = stale;
+    MUST(paceline_run(comm, &a, nullptr) == PACELINE_MISMATCH);
+    MUST(std::strstr(paceline_error(comm), "int32 [11]") != nullptr);
+    paceline_comm_destroy(comm);
+    return 0;
+  });
+  EXPECT_EQ(ranks.wait(0), 0);
+  EXPECT_EQ(ranks.wait(1), 0);
+}
+
 TEST(Capi, BadArgumentsAreNamed) {
   paceline_comm* comm = nullptr;
   EXPECT_EQ(paceline_comm_create(nullptr, &comm), PACELINE_INVALID_ARGUMENT);
@@ -315,6 +353,52 @@ TEST(Capi, BadArgumentsAreNamed) {
   EXPECT_GT(paceline_setting("", "topk_ratio", text, sizeof text), 0U);
   EXPECT_STREQ(text, "0.01");
   EXPECT_EQ(paceline_setting("", "no_such", text, sizeof text), 0U);
+}
+
+TEST(Capi, ACodecThatDoesNotExistIsCalledByItsNumber) {
+  Processes alone(1, [](int rank, FileStore& store) {
+    auto* comm = create(rank, 1, store);
+    MUST(comm != nullptr);
+    float x = 1;
+    auto a = op_args(0, 0, &x, &x, 1);
+    for (const int32_t codec : {-2, 4, 256, INT32_MAX, INT32_MIN}) {
+      a.codec = codec;
+      MUST(paceline_run(comm, &a, nullptr) == PACELINE_INVALID_ARGUMENT);
+      MUST(std::string(paceline_error(comm)).find("codec " + std::to_string(codec)) !=
+           std::string::npos);
+    }
+    MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+    return 0;
+  });
+  EXPECT_EQ(alone.wait(0), 0);
+}
+
+TEST(Capi, ATimeoutThatIsNoneIsRefused) {
+  Processes ranks(2, [](int rank, FileStore& store) {
+    auto* comm = create(rank, 2, store);
+    MUST(comm != nullptr);
+    float x = 1;
+    paceline_transfer_args t{};
+    t.struct_size = sizeof t;
+    t.peer = 1 - rank;
+    t.data = &x;
+    t.bytes = sizeof x;
+    auto a = op_args(0, 0, &x, &x, 1);
+    for (const double wrong : {-1.0, std::nan("")}) {
+      t.timeout_s = a.timeout_s = wrong;
+      paceline_op op = 7;
+      MUST(paceline_submit(comm, &a, &op) == PACELINE_INVALID_ARGUMENT && op == 0);
+      for (auto* transfer : {paceline_send, paceline_receive}) {
+        op = 7;
+        MUST(transfer(comm, &t, &op) == PACELINE_INVALID_ARGUMENT && op == 0);
+        MUST(std::strstr(paceline_error(comm), "timeout_s is") != nullptr);
+      }
+    }
+    MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+    return 0;
+  });
+  EXPECT_EQ(ranks.wait(0), 0);
+  EXPECT_EQ(ranks.wait(1), 0);
 }
 
 // A rank that works until its job ends, and leaves the sentence and the moment in a file.

@@ -6,6 +6,7 @@
 #include "base/run_queue.h"
 #include "capi/handle.h"
 #include "capi/options.h"
+#include "engine/validate.h"
 
 using namespace paceline;  // NOLINT: the functions below are the C ABI's
 using namespace paceline::capi;
@@ -30,9 +31,15 @@ void assign(std::vector<T>& to, const T* from, size_t n) {
 }
 
 // Values of enumerations are checked by the engine; here they only have to fit.
-Status check_range(const char* what, int32_t value) {
-  if (value >= 0 && value <= 255) return Status::ok();
+Status check_range(const char* what, int32_t value, int32_t least = 0) {
+  if (value >= least && value <= 255) return Status::ok();
   return {Code::kInvalidArgument, fmt::format("{} {} does not exist", what, value)};
+}
+
+Status check_timeout(double timeout_s) {
+  if (timeout_s >= 0) return Status::ok();
+  return {Code::kInvalidArgument,
+          fmt::format("timeout_s is {:g}; it must be positive, or 0", timeout_s)};
 }
 
 Status to_operation(paceline_comm& comm, const paceline_op_args& a, engine::Operation& o) {
@@ -40,10 +47,8 @@ Status to_operation(paceline_comm& comm, const paceline_op_args& a, engine::Oper
   PACELINE_RETURN_IF_ERROR(check_range("dtype", a.dtype));
   PACELINE_RETURN_IF_ERROR(check_range("reduce op", a.reduce_op));
   PACELINE_RETURN_IF_ERROR(check_range("algorithm", a.algorithm));
-  PACELINE_RETURN_IF_ERROR(check_range("codec", a.codec + 1));
-  if (a.timeout_s < 0 || a.timeout_s != a.timeout_s)
-    return {Code::kInvalidArgument,
-            fmt::format("timeout_s is {:g}; it must be positive, or 0", a.timeout_s)};
+  PACELINE_RETURN_IF_ERROR(check_range("codec", a.codec, -1));
+  PACELINE_RETURN_IF_ERROR(check_timeout(a.timeout_s));
   if (a.segment_count > 0 && a.segments == nullptr)
     return {Code::kInvalidArgument,
             fmt::format("segments is null, segment_count {}", a.segment_count)};
@@ -61,16 +66,21 @@ Status to_operation(paceline_comm& comm, const paceline_op_args& a, engine::Oper
   o.window_bytes = a.window_bytes;
   assign(o.name, a.name);
   assign(o.shape, a.shape);
+  // Only what the collective has a use for: what a caller leaves in the rest is not looked at.
+  const bool pairs = o.collective == plan::Collective::kAllToAll;
+  const auto* counts = engine::per_rank(o.collective) ? a.counts : nullptr;
+  const auto* send_counts = pairs ? a.send_counts : nullptr;
+  const auto* receive_counts = pairs ? a.receive_counts : nullptr;
   size_t size = 0;
-  if (a.counts != nullptr || a.send_counts != nullptr || a.receive_counts != nullptr) {
+  if (counts != nullptr || send_counts != nullptr || receive_counts != nullptr) {
     engine::Operation probe;
     probe.group = a.group;
     PACELINE_ASSIGN(auto request, comm.runner->request_for(probe));
     size = static_cast<size_t>(request.shape.size);
   }
-  assign(o.counts, a.counts, size);
-  assign(o.send_counts, a.send_counts, size);
-  assign(o.receive_counts, a.receive_counts, size);
+  assign(o.counts, counts, size);
+  assign(o.send_counts, send_counts, size);
+  assign(o.receive_counts, receive_counts, size);
   o.segments.clear();
   for (size_t i = 0; i < a.segment_count; ++i)
     o.segments.push_back({a.segments[i].key, a.segments[i].offset, a.segments[i].elements});
@@ -96,6 +106,7 @@ paceline_code transfer(paceline_comm* comm, const paceline_transfer_args* args, 
   if (!take_struct(args, a)) return invalid("the arguments are null or lack their struct_size");
   if (op == nullptr) return invalid("the pointer that takes the operation is null");
   *op = 0;
+  if (auto status = check_timeout(a.timeout_s); !status) return report(status);
   engine::Transfer t;
   t.group = a.group;
   t.peer = a.peer;

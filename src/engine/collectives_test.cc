@@ -1,11 +1,13 @@
 // Every collective over the engine and real plans, random inputs, against references computed here.
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <array>
 #include <limits>
 #include <numeric>
 
 #include "engine/engine_test_util.h"
+#include "wire/protocol.h"
 
 namespace paceline::engine {
 namespace {
@@ -141,6 +143,42 @@ TEST_F(Windows, GroupsInOppositeOrdersDoNotWaitForEachOther) {
   });
   // Seven operations: the groups' counts differ by one, so the last one of each rank has no partner.
   ASSERT_TRUE(cluster.drive([&] { return ended(cluster, ids, kOperations - 2); }));
+}
+
+// Nor while something else never rests: who waits for memory or its turn is held up by who has it, not by that.
+TEST_F(Windows, NorAmidMessagesThatNeverRest) {
+  Cluster cluster(2, 1, {.piece_bytes = 4096});
+  std::array<std::array<GroupId, 2>, 2> groups{};
+  for (Rank r = 0; r < 2; ++r) {
+    for (auto& g : groups.at(static_cast<std::size_t>(r)))
+      g = *cluster[r].create_group(std::array<Rank, 2>{0, 1});
+  }
+  auto ids = submit(cluster, 1, [&](Rank r, int i) {
+    return groups.at(static_cast<std::size_t>(r)).at(static_cast<std::size_t>((i + r) % 2));
+  });
+  std::array<char, 2> letters{};
+  std::array<OpId, 2> messages{};
+  const auto send_one = [&] {
+    for (Rank r = 0; r < 2; ++r) {
+      auto& message = messages.at(static_cast<std::size_t>(r));
+      if (message != 0) cluster[r].forget(message);
+      Transfer t;
+      t.peer = 1 - r;
+      t.data = &letters.at(static_cast<std::size_t>(r));
+      t.bytes = 1;
+      message = r == 0 ? *cluster[r].send(t, cluster.now) : *cluster[r].receive(t, cluster.now);
+    }
+  };
+  send_one();
+  const auto done = [&] {
+    if (ended(cluster, ids, kOperations - 2)) return true;
+    if (cluster[0].outcome(messages[0]) != nullptr && cluster[1].outcome(messages[1]) != nullptr)
+      send_one();
+    cluster.now += kMillisecond;
+    return cluster.now > 10 * kSecond;
+  };
+  ASSERT_TRUE(cluster.drive(done));
+  EXPECT_LE(cluster.now, 10 * kSecond) << "the operations wait for each other";
 }
 
 class Collectives : public testing::TestWithParam<Layout> {
@@ -438,6 +476,61 @@ TEST_P(Collectives, ManyAtOnceInSubmissionOrder) {
 INSTANTIATE_TEST_SUITE_P(Layouts, Collectives,
                          testing::Values(Layout{1, 1}, Layout{2, 1}, Layout{3, 1}, Layout{4, 2},
                                          Layout{5, 2}, Layout{8, 4}));
+
+// Plans of more kinds than the cache holds leave it while they are under way.
+TEST(Plans, ManyKindsAtOnceAreCountedAndLeaveNoMemoryBehind) {
+  constexpr uint64_t kKinds = 400;
+  Cluster cluster(2);
+  std::vector<float> data[2] = {std::vector<float>(2000), std::vector<float>(2000)};
+  const auto operation = [&](Rank r, uint64_t kind) {
+    auto& mine = data[static_cast<std::size_t>(r)];
+    Operation o;
+    o.input = o.output = mine.data();
+    o.count = 1000 + kind;
+    return o;
+  };
+  const auto step = [&] {
+    std::vector<std::vector<OpId>> ids(kKinds);
+    for (uint64_t k = 0; k < kKinds; ++k) {
+      for (Rank r = 0; r < 2; ++r)
+        ids[k].push_back(*cluster[r].submit(operation(r, k), cluster.now));
+    }
+    for (const auto& both : ids) cluster.expect_ok(both);
+  };
+  uint64_t predicted = 0;  // of one step
+  for (uint64_t k = 0; k < kKinds; ++k)
+    predicted += plan::predict(*cluster[0].request_for(operation(0, k)), 1e9)->link_bytes;
+  for (int i = 0; i < 2; ++i) step();
+  const std::size_t before = mallinfo2().uordblks;
+  for (int i = 0; i < 4; ++i) step();
+  const std::size_t after = mallinfo2().uordblks;
+  EXPECT_LT(after, before + before / 20);
+  EXPECT_EQ(cluster[0].statistics().predicted_link_bytes, 6 * predicted);
+}
+
+// Plans know the wire's numbers without its headers.
+TEST(Plans, PredictionsCountTheFramesThatTheWireSends) {
+  const wire::ProtocolOptions wire;
+  const auto link_bytes = [](uint64_t elements) {
+    plan::PlanRequest q;
+    q.collective = Collective::kAllToAll;
+    q.dtype = DType::kUInt8;
+    q.send_counts = {0, elements, elements, 0};
+    q.shape = {2, {0, 1}};
+    q.piece_bytes = 1 << 30;
+    return plan::predict(q, 1e9, 65535)->link_bytes;
+  };
+  const uint64_t packet = 66;  // the headers of one more, at most
+  const auto step = [&](uint64_t limit) { return link_bytes(limit + 1) - link_bytes(limit); };
+  EXPECT_LE(step(wire.eager_limit / 2), 1 + packet);
+  // A longer message is asked for and confirmed.
+  EXPECT_GE(step(wire.eager_limit), 1 + 2 * wire::kFrameHeader);
+  EXPECT_LE(step(wire.eager_limit), 1 + 2 * wire::kFrameHeader + packet);
+  // And is cut into pieces.
+  EXPECT_GE(step(wire.piece_bytes), 1 + wire::kFrameHeader);
+  EXPECT_LE(step(wire.piece_bytes), 1 + wire::kFrameHeader + 2 * packet);
+  EXPECT_LE(step(wire.piece_bytes / 2), 1 + packet);
+}
 
 // An operation that ends while it is submitted is there at once, and may be taken before progress() tells of it: the next
 // one, in the same place, has not ended then.

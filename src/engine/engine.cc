@@ -243,7 +243,6 @@ void EngineImpl::begin(Record& r, Time now) {
   now_ = std::max(now_, now);
   r.deadline = after(now_, r.timeout);
   r.last_move = now_;
-  last_any_move_ = now_;
   r.stall_asked = 0;
   r.ended_once = -1;
   r.inquiry_silent_at = kNever;
@@ -289,16 +288,29 @@ bool EngineImpl::try_start(Record& r, bool force) {
   return true;
 }
 
+// Once those that have scratch or a window have rested for a while, and nothing has come to wait for one as long. What
+// else moves does not count: it may never rest.
+Time EngineImpl::forced_at() const {
+  Time moved = last_admission_;
+  for (auto slot : active_) {
+    const Record& r = *records_[slot];
+    const bool waits = r.state == Record::State::kWaitingForScratch;
+    const bool has = r.scratch.data != nullptr || r.in_window;
+    if (waits || has) moved = std::max(moved, r.last_move);
+  }
+  return after(moved, kAdmissionPatience);
+}
+
 void EngineImpl::admit_waiting(Time now) {
   if (waiting_ == 0) return;
   // Ranks may submit to different groups in different orders: the bound must not hold up what
   // others wait for.
-  bool force = now - last_any_move_ >= kAdmissionPatience;
+  bool force = now >= forced_at();
   for (std::size_t i = 0; i < active_.size(); ++i) {
     Record& r = *records_[active_[i]];
     if (r.state != Record::State::kWaitingForScratch) continue;
     if (!try_start(r, force)) return;
-    last_any_move_ = now;
+    last_admission_ = now;
     if (force) return;
   }
 }
@@ -324,7 +336,12 @@ void EngineImpl::settle(Record& r) {
   check_finite(r);
   ++statistics_.operations;
   statistics_.payload_bytes += r.input_bytes;
-  ++r.executor->plan().runs;
+  PreparedPlan& plan = r.executor->plan();
+  if (plan.is_kept) {
+    ++plan.runs;
+  } else {
+    statistics_.predicted_link_bytes += plan.predicted_link_bytes();
+  }
   end(r, Status::ok());
 }
 
@@ -367,7 +384,8 @@ void EngineImpl::release_resources(Record& r) {
   r.in_window = false;
   if (!r.executor) return;
   Group* g = group(r.group);
-  if (g != nullptr && failure_) {
+  // A plan that had to leave the cache meanwhile does not come again: what is made for it anew has another address.
+  if (g != nullptr && failure_ && r.executor->plan().is_kept) {
     auto& idle = g->idle[&r.executor->plan()];
     if (idle.size() < kIdleExecutors) idle.push_back(std::move(r.executor));
   }
@@ -434,7 +452,6 @@ void EngineImpl::carried(const wire::Completion& c, Time now) {
   Record& r = *records_[slot];
   if (r.state != Record::State::kRunning) return;
   r.last_move = now;
-  last_any_move_ = now;
   if (!r.transfer) {
     r.executor->complete(static_cast<uint32_t>(c.cookie), c, channel_);
     return settle(r);
@@ -459,7 +476,6 @@ bool EngineImpl::run_local_steps(bool sums) {
     done += r.executor->work(kWorkSlice, channel_, interlude_);
     any = true;
     r.last_move = now_;
-    last_any_move_ = now_;
     auto before = active_.size();
     settle(r);
     if (!failure_) break;
@@ -511,12 +527,13 @@ Time EngineImpl::next_timer() const {
   }
   if (!farewell_) t = std::min(t, suspicion_.due);
   if (!just_ended_.empty()) return now_;
+  bool waits = false;
   for (auto slot : active_) {
     const Record& r = *records_[slot];
     if (r.state == Record::State::kRunning && !r.transfer && r.executor->has_work()) return now_;
-    if (r.state == Record::State::kWaitingForScratch)
-      t = std::min(t, std::max(after(last_any_move_, kAdmissionPatience), now_));
+    if (r.state == Record::State::kWaitingForScratch) waits = true;
   }
+  if (waits) t = std::min(t, std::max(forced_at(), now_));
   if (!active_.empty()) t = std::min(t, next_check_);
   return farewell_until_ > now_ ? std::min(t, farewell_until_) : t;
 }

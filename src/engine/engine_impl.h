@@ -119,6 +119,7 @@ class EngineImpl final : public Engine {
   [[nodiscard]] const Record* find(OpId id) const;
   void begin(Record& r, Time now);
   bool try_start(Record& r, bool force);
+  [[nodiscard]] Time forced_at() const;
   void admit_waiting(Time now);
   void settle(Record& r);
   void end(Record& r, Status status);
@@ -198,7 +199,7 @@ class EngineImpl final : public Engine {
   std::vector<Remembered> remembered_;  ///< ring
   std::size_t remembered_next_ = 0;
   Time now_ = 0;
-  Time last_any_move_ = 0;
+  Time last_admission_ = 0;  ///< of an operation that had to wait for it
   Time next_check_ = kNever;
 
   std::atomic<const char*> held_{nullptr};  ///< see hold()

@@ -425,8 +425,39 @@ TEST(Validation, BadArgumentsAreNamed) {
         o.counts = {1, 2, 3};
       },
       Code::kInvalidArgument, "counts has 3 entries");
+  refused([](Operation& o) { o.counts = {1, 1}; }, Code::kInvalidArgument, "no use for counts");
+  refused(
+      [](Operation& o) {
+        o.send_counts = {1, 1};
+      },
+      Code::kInvalidArgument, "no use for counts");
   refused([](Operation& o) { o.count = 1ULL << 62; }, Code::kInvalidArgument,
           "more than memory can hold");
+  // Before a plan is made for it.
+  refused([](Operation& o) { o.count = 1ULL << 52; }, Code::kInvalidArgument,
+          "more than memory can hold");
+  refused(
+      [](Operation& o) {
+        o.collective = Collective::kAllToAll;
+        o.send_counts = {3, 1};
+        o.receive_counts = {2, 1};
+      },
+      Code::kInvalidArgument, "sends itself 3 elements and expects 2");
+  for (const auto codec : {plan::Codec::kNone, plan::Codec::kFp16, plan::Codec::kTopK}) {
+    const auto with = [&](std::vector<Segment> segments) {
+      return [codec, segments](Operation& o) {
+        o.codec.codec = codec;
+        o.segments = segments;
+      };
+    };
+    refused(with({{1, 0, 6}, {2, 0, 5}}), Code::kInvalidArgument,
+            "segments hold 11 elements, the buffer 10");
+    // Sums and ends that wrap.
+    refused(with({{1, 0, 1ULL << 63}, {2, 0, 1ULL << 63}, {3, 0, 10}}), Code::kInvalidArgument,
+            "of parameter 1: more than memory can hold");
+    refused(with({{7, UINT64_MAX - 4, 10}}), Code::kInvalidArgument,
+            "of parameter 7: more than memory can hold");
+  }
   EXPECT_TRUE(cluster[0].health()) << "a refused operation ends nothing";
 }
 

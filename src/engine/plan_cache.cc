@@ -48,6 +48,8 @@ Status check(const plan::Plan& plan, uint64_t input_bytes, uint64_t output_bytes
     }
     if (!fits(s.src)) return broken(plan, i, "its source lies outside of its buffer");
     if (!fits(s.dst)) return broken(plan, i, "its destination lies outside of its buffer");
+    if ((s.kind == StepKind::kCopy || s.kind == StepKind::kReduce) && s.src.bytes != s.dst.bytes)
+      return broken(plan, i, "its source and destination differ in length");
     if (s.dst.buffer == Buffer::kInput && s.dst.bytes > 0 && !plan.request.in_place)
       return broken(plan, i, "it writes to the input");
     if (sends(s.kind) || receives(s.kind)) {
@@ -166,6 +168,7 @@ std::shared_ptr<PreparedPlan> PlanCache::find(uint64_t hash, const plan::PlanReq
 }
 
 std::shared_ptr<PreparedPlan> PlanCache::insert(uint64_t hash, std::shared_ptr<PreparedPlan> plan) {
+  plan->is_kept = true;
   entries_.push_front({hash, std::move(plan)});
   index_.emplace(hash, entries_.begin());
   if (entries_.size() <= capacity_) return nullptr;
@@ -179,6 +182,7 @@ std::shared_ptr<PreparedPlan> PlanCache::insert(uint64_t hash, std::shared_ptr<P
   }
   auto gone = std::move(victim->plan);
   entries_.erase(victim);
+  gone->is_kept = false;
   return gone;
 }
 

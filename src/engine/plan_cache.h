@@ -30,7 +30,8 @@ struct PreparedPlan {
   std::vector<Rank>
       neighbours;  ///< ranks of this one's node that it receives from, group numbering, ascending
   std::optional<uint64_t> link_bytes;  ///< plan::predict, once asked for
-  uint64_t runs = 0;  ///< operations carried out since `link_bytes` was last added up
+  uint64_t runs = 0;     ///< operations carried out since `link_bytes` was last added up
+  bool is_kept = false;  ///< a cache holds it: it may come again
 
   [[nodiscard]] uint64_t predicted_link_bytes();
 };

@@ -1,7 +1,9 @@
 #include "engine/validate.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace paceline::engine {
@@ -10,6 +12,13 @@ namespace {
 using plan::Collective;
 
 constexpr uint64_t kMostBytes = UINT64_MAX / 16;
+
+// No buffer is longer, mapped files too; the plan of a count that is none (a pointer, say) would take all memory.
+uint64_t most_bytes_here() {
+  static const uint64_t memory = static_cast<uint64_t>(std::max(sysconf(_SC_PHYS_PAGES), 1L)) *
+                                 static_cast<uint64_t>(std::max(sysconf(_SC_PAGESIZE), 1L));
+  return std::min(16 * memory, kMostBytes);
+}
 
 std::string title(const Operation& o) {
   std::string kind = plan::collective_name(o.collective);
@@ -26,10 +35,6 @@ bool reduces(Collective c) {
 bool has_root(Collective c) {
   return c == Collective::kBroadcast || c == Collective::kReduce || c == Collective::kGather ||
          c == Collective::kScatter;
-}
-bool per_rank(Collective c) {
-  return c == Collective::kAllGather || c == Collective::kReduceScatter ||
-         c == Collective::kGather || c == Collective::kScatter;
 }
 
 Status check_sum(const Operation& o, const std::vector<uint64_t>& counts, Rank size,
@@ -64,16 +69,26 @@ Status check_codec(const Operation& o) {
   if (!(o.codec.scale > 0) || o.codec.scale > 3e38)
     return invalid(o,
                    fmt::format("codec scale {:g} is not a positive finite number", o.codec.scale));
-  if (!o.segments.empty()) {
-    uint64_t sum = 0;
-    for (const auto& s : o.segments) sum += s.elements;
-    if (sum != o.count) {
-      return invalid(
-          o, fmt::format("its segments hold {} elements, the buffer {}; segments must cover it",
-                         sum, o.count));
-    }
-  }
   return Status::ok();
+}
+
+// Also without a codec: what is owed to the parameters then goes into the buffer. It may hold more than they do.
+Status check_segments(const Operation& o) {
+  if (o.collective != Collective::kAllReduce || o.segments.empty()) return Status::ok();
+  uint64_t sum = 0;
+  for (const auto& s : o.segments) {
+    if (s.offset > kMostBytes || s.elements > kMostBytes) {
+      return invalid(o, fmt::format("a segment has elements {} to {} + {} of parameter {}: more "
+                                    "than memory can hold",
+                                    s.offset, s.offset, s.elements, s.key));
+    }
+    sum = std::min(sum + s.elements, kMostBytes);
+  }
+  const bool covers = o.codec.codec == plan::Codec::kNone ? sum <= o.count : sum == o.count;
+  if (covers) return Status::ok();
+  return invalid(
+      o, fmt::format("its segments hold {} elements, the buffer {}; segments must cover it", sum,
+                     o.count));
 }
 
 Status check_overlap(const Operation& o, BufferBytes bytes) {
@@ -87,6 +102,11 @@ Status check_overlap(const Operation& o, BufferBytes bytes) {
 }
 
 }  // namespace
+
+bool per_rank(Collective c) {
+  return c == Collective::kAllGather || c == Collective::kReduceScatter ||
+         c == Collective::kGather || c == Collective::kScatter;
+}
 
 BufferBytes buffer_bytes(const Operation& o, Rank size, Rank me) {
   const uint64_t item = dtype_size(o.dtype);
@@ -156,6 +176,11 @@ Status validate(const Operation& o, Rank size, Rank me) {
   }
   if (o.count > kMostBytes / 8 / static_cast<uint64_t>(size))
     return invalid(o, fmt::format("{} elements are more than memory can hold", o.count));
+  // They would stand in for `count` in what ranks compare, and be compared in pairs.
+  if ((!per_rank(o.collective) && !o.counts.empty()) ||
+      (o.collective != Collective::kAllToAll &&
+       !(o.send_counts.empty() && o.receive_counts.empty())))
+    return invalid(o, "it has no use for counts per rank");
   if (per_rank(o.collective) && !o.counts.empty())
     PACELINE_RETURN_IF_ERROR(check_sum(o, o.counts, size, "counts"));
   if (o.collective == Collective::kAllToAll) {
@@ -165,10 +190,21 @@ Status validate(const Operation& o, Rank size, Rank me) {
     if (!o.send_counts.empty()) {
       PACELINE_RETURN_IF_ERROR(check_sum(o, o.send_counts, size, "send_counts"));
       PACELINE_RETURN_IF_ERROR(check_sum(o, o.receive_counts, size, "receive_counts"));
+      const auto out = o.send_counts[static_cast<std::size_t>(me)];
+      const auto in = o.receive_counts[static_cast<std::size_t>(me)];
+      if (out != in) {
+        return invalid(o,
+                       fmt::format("this rank sends itself {} elements and expects {} of itself; "
+                                   "send_counts[{}] and receive_counts[{}] must be the same",
+                                   out, in, me, me));
+      }
     }
   }
   PACELINE_RETURN_IF_ERROR(check_codec(o));
+  PACELINE_RETURN_IF_ERROR(check_segments(o));
   auto bytes = buffer_bytes(o, size, me);
+  if (auto longest = std::max(bytes.input, bytes.output); longest > most_bytes_here())
+    return invalid(o, fmt::format("a buffer of {} bytes is more than memory can hold", longest));
   if (bytes.input > 0 && o.input == nullptr) return invalid(o, "the input buffer is null");
   if (bytes.output > 0 && o.output == nullptr) return invalid(o, "the output buffer is null");
   auto item = dtype_size(o.dtype);

@@ -12,6 +12,8 @@ struct BufferBytes {
   uint64_t output = 0;
 };
 
+/// Whether the collective takes Operation::counts.
+bool per_rank(plan::Collective collective);
 /// `size` ranks in the group, of which this one is `me`. Ok: the operation makes sense on this
 /// rank.
 Status validate(const Operation& operation, Rank size, Rank me);

@@ -18,7 +18,7 @@ namespace {
 // message longer than the eager limit two frames the other way, "ready" and "done".
 constexpr uint64_t kFrameHeader = 64;
 constexpr uint64_t kWirePiece = 256 * 1024;
-constexpr uint64_t kEagerLimit = 32 * 1024;
+constexpr uint64_t kEagerLimit = 64 * 1024;
 constexpr uint64_t kAnswers = 2;
 // A packet's headers: Ethernet 14, IPv4 20, TCP 20 with timestamps 12; the last 52 are inside the
 // MTU.

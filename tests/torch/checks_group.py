@@ -401,6 +401,12 @@ def wrong_sizes_are_refused_here():
         "split sizes",
         lambda: method(torch.zeros(SIZE), torch.zeros(SIZE + 1), wrong, wrong, opts),
     )
+    # Rows of other lengths: what a rank sends itself would not fit.
+    raises(
+        paceline.InvalidArgumentError,
+        "sends itself 3 elements and expects 2",
+        lambda: dist.all_to_all_single(torch.zeros(SIZE, 2), torch.zeros(SIZE, 3)),
+    )
 
 
 @check

@@ -544,4 +544,35 @@ def test_the_communicator_is_closed_after_what_was_built_on_it(tmp_path):
     assert done.stdout.strip() == "[('second', False), ('first', False)]", done.stderr
 
 
+def test_counts_that_are_not_one_a_rank_are_refused_before_c_reads_them():
+    code = (
+        "import ctypes, paceline\n"
+        "from paceline import communicator as core\n"
+        "c = paceline.Communicator(rank=0, size=1)\n"
+        "buffer = (ctypes.c_int32 * 4)(7, 7, 7, 7)\n"
+        "groups = 0, c.create_group([0])\n"
+        "def run(group, **counts):\n"
+        "    out = (ctypes.c_int32 * 4)()\n"
+        "    collective = core.ALL_TO_ALL if 'send_counts' in counts else core.ALL_GATHER\n"
+        "    c.run(collective, dtype=6, input=ctypes.addressof(buffer), output=ctypes.addressof(out), count=1,\n"
+        "          group=group, **counts)\n"
+        "    return list(out)\n"
+        "for group in groups:\n"
+        "    assert run(group, counts=[2]) == [7, 7, 0, 0]\n"
+        "    for wrong in ([], [1, 2], [-1], [1 << 64]):\n"
+        "        for counts in ({'counts': wrong}, {'send_counts': [1], 'receive_counts': wrong}):\n"
+        "            try:\n"
+        "                run(group, **counts)\n"
+        "            except paceline.InvalidArgumentError as error:\n"
+        "                assert f'counts is {wrong}: one number a rank of the group, 1 in all' in str(error), error\n"
+        "            else:\n"
+        "                raise AssertionError(counts)\n"
+        "c.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 assert Path(HEADER).exists() and paceline.torch is not None
