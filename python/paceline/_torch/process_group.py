@@ -91,7 +91,7 @@ class _Operations:
             return self._done(lambda: gathered_fold(self, tensor, op_of(opts)), [tensor])
         source = scaled(dense(tensor), scale)
         target = source if source is not tensor else tensor
-        dtype, flat = flat_view(target)
+        dtype, flat = flat_view(target, reduce_op)
         op = self._submit(
             core.ALL_REDUCE, opts, dtype, flat, flat, reduce_op=reduce_op, name="all_reduce", shape=describe(tensor)
         )
@@ -111,7 +111,7 @@ class _Operations:
             return self._done(lambda: gathered_fold(self, tensor, op_of(opts), root), [tensor])
         source = scaled(dense(tensor), scale)
         target = torch.empty_like(source) if self._rank == root else source
-        dtype, flat = flat_view(source)
+        dtype, flat = flat_view(source, reduce_op)
         op = self._submit(
             core.REDUCE,
             opts,
@@ -135,7 +135,8 @@ class _Operations:
                 f"reduce_scatter: the output has {output.numel()} elements, rank {self._rank}'s part of the input "
                 f"{parts[self._rank].numel()}"
             )
-        return self._reduce_scatter(output, Packed(parts).pack(), opts)
+        scale = reduction(op_of(opts))[1]
+        return self._reduce_scatter(output, Packed(parts, apart=scale is not None).pack(), opts)
 
     def reduce_scatter_single(self, output, input, opts=None, *_):
         require_cpu([output, input])
@@ -159,7 +160,7 @@ class _Operations:
             raise UnsupportedError("reduce_scatter takes SUM, AVG, MIN, MAX, PRODUCT and PREMUL_SUM")
         source = scaled(packed.memory.reshape(-1), scale)
         factor = 2 if source.is_complex() else 1
-        dtype, flat = flat_view(source)
+        dtype, flat = flat_view(source, reduce_op)
         target = dense(output)
         op = self._submit(
             core.REDUCE_SCATTER,
