@@ -471,6 +471,19 @@ def wrong_sizes_are_refused_here():
 
 
 @check
+def refusals_are_torchs_errors_too():
+    kind = getattr(dist, "DistBackendError", RuntimeError)
+    group = dist.distributed_c10d._get_default_group()
+    for part, refused in (
+        ("split", lambda: dist.all_to_all_single(torch.zeros(SIZE + 1), torch.zeros(SIZE + 1))),
+        ("output list", lambda: dist.all_gather([torch.zeros(2)] * (SIZE + 1), torch.zeros(2))),
+        ("peer 99", lambda: group.send([torch.zeros(2)], 99, 0)),
+        ("peer 99", lambda: group.recv([torch.zeros(2)], 99, 0)),
+    ):
+        assert isinstance(raises(paceline.InvalidArgumentError, part, refused), kind)
+
+
+@check
 def dtypes_that_dont_reduce_are_named():
     if hasattr(torch, "float8_e4m3fn"):
         eight = torch.ones(4).to(torch.float8_e4m3fn)

@@ -112,6 +112,11 @@ def test_a_wrong_setting_is_named_before_training():
     )
     done = python(code, PACELINE_TOPK_RATIO="7")
     assert "InvalidArgumentError" in done.stderr and "PACELINE_TOPK_RATIO" in done.stderr, done.stderr
+    if MODERN:
+        kind = "torch.distributed.DistBackendError"
+        code = f"import torch\ntry:\n    exec({code!r})\nexcept {kind}:\n    print('caught')"
+        done = python(code, PACELINE_TOPK_RATIO="7")
+        assert done.stdout == "caught\n", done.stderr
 
 
 def test_switched_off_needs_no_library(tmp_path):
