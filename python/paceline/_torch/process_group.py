@@ -5,6 +5,8 @@ methods. Newer torch takes a Backend, older torch a whole ProcessGroup; both get
 calls some methods by different names in different versions: the aliases are at the end of the class.
 """
 
+import datetime
+
 import torch
 import torch.distributed as dist
 
@@ -386,6 +388,12 @@ class _Operations:
         """A barrier that names the rank that did not come. opts: BarrierOptions or a timedelta."""
         self.barrier(opts).wait()
 
+    def set_timeout(self, timeout):
+        """For operations from now on; see _seconds()."""
+        self._timeout = _seconds(timeout)
+
+    _set_default_timeout = set_timeout
+
     @property
     def supports_coalescing(self):
         return True
@@ -524,6 +532,15 @@ if _IS_BACKEND:
     class PacelineBackend(ByDevice, _Operations, _Backend):
         """Newer torch's flavour: one of the backends of a process group."""
 
+        # torch asks Python for these, finds its own question, and asks again.
+        supports_splitting = supports_shrinking = supports_window = supports_reconfigure = False
+        _supports_time_estimate = False
+
+        @property
+        def options(self):
+            timeout = datetime.timedelta(seconds=self._timeout) if self._timeout else _default_timeout()
+            return _Backend.Options("paceline", timeout)
+
 
 def _flavour():
     if not _IS_BACKEND:
@@ -534,5 +551,8 @@ def _flavour():
 
 def _seconds(timeout):
     """0 (what the settings say) for torch's own default, else the script's time-out."""
-    default = dist.distributed_c10d.default_pg_timeout
-    return 0.0 if timeout is None or timeout == default else timeout.total_seconds()
+    return 0.0 if timeout is None or timeout == _default_timeout() else timeout.total_seconds()
+
+
+def _default_timeout():
+    return dist.distributed_c10d.default_pg_timeout
