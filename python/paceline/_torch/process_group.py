@@ -90,7 +90,7 @@ class _Operations:
             return self._done(lambda: sparse_all_reduce(self, tensor, op_of(opts)), [tensor])
         reduce_op, scale = reduction(op_of(opts))
         if reduce_op is None:
-            return self._done(lambda: gathered_fold(self, tensor, op_of(opts)), [tensor])
+            return gathered_fold(self, tensor, op_of(opts), opts)
         source = scaled(dense(tensor), scale)
         target = source if source is not tensor else tensor
         dtype, flat = flat_view(target, reduce_op)
@@ -110,7 +110,7 @@ class _Operations:
         root = opts.rootRank
         reduce_op, scale = reduction(op_of(opts))
         if reduce_op is None:
-            return self._done(lambda: gathered_fold(self, tensor, op_of(opts), root), [tensor])
+            return gathered_fold(self, tensor, op_of(opts), opts, root)
         source = scaled(dense(tensor), scale)
         target = torch.empty_like(source) if self._rank == root else source
         dtype, flat = flat_view(source, reduce_op)
