@@ -37,19 +37,22 @@ def callbacks_wait_for_what_they_start():
 
 @check
 def callbacks_wait_for_what_was_started_before():
-    received = torch.zeros(3)
-    first = dist.all_reduce(torch.ones(1), async_op=True)
+    """The second message comes once the callback of the first waits for it, or is about to."""
     if RANK == 0:
-        message = dist.irecv(received, 1, tag=9).get_future()
-        both = first.get_future().then(lambda _: message.wait())
-        dist.barrier()  # the other's message comes after the callback has begun, or is about to
+        received, begun = torch.zeros(3), threading.Event()
+        first = dist.irecv(torch.zeros(1), 1, tag=8).get_future()
+        second = dist.irecv(received, 1, tag=9).get_future()
+        both = first.then(lambda _: (begun.set(), second.wait()))
+        dist.barrier()
+        assert begun.wait(SECONDS)
+        dist.barrier()
         waited_for(both)
         assert received.tolist() == [5, 5, 5]
     else:
-        first.wait()
-        dist.barrier()
-        if RANK == 1:
-            dist.send(torch.full((3,), 5.0), 0, tag=9)
+        for tag, size in ((8, 1), (9, 3)):
+            dist.barrier()
+            if RANK == 1:
+                dist.send(torch.full((size,), 5.0), 0, tag=tag)
 
 
 @check
