@@ -1,8 +1,8 @@
 """The C ABI's communicator for Python: pointers and counts, no framework, no NumPy.
 
 An operation is submitted and then either waited for (:meth:`Communicator.wait`, on the calling thread, without the
-interpreter lock) or watched (:meth:`Communicator.watch`: one thread a communicator, started with the first watched
-operation, blocks in paceline_wait_any and calls back). Buffers belong to the caller until the operation has ended;
+interpreter lock) or watched (:meth:`Communicator.watch`: a thread of the communicator, started with the first watched
+operation, calls back; _completions.py). Buffers belong to the caller until the operation has ended;
 ``keep`` holds whatever must stay alive until then.
 """
 
@@ -18,6 +18,7 @@ import weakref
 from ctypes import byref, c_float, c_int32, c_uint32, c_uint64, c_void_p
 
 from paceline import _library
+from paceline._completions import Completions
 from paceline.errors import InvalidArgumentError, PacelineError, UnsupportedError, from_code
 
 DTYPES = {
@@ -36,8 +37,6 @@ SUM, AVERAGE, MIN, MAX, PRODUCT = range(5)
 ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, REDUCE, GATHER, SCATTER = range(9)
 CODEC_SETTINGS, CODEC_NONE, CODEC_FP16, CODEC_BF16, CODEC_TOPK = -1, 0, 1, 2, 3
 
-_WATCH_BATCH = 64
-_WATCH_SECONDS = 0.5
 _GET_ABSENT = -1
 _GET_FAILED = -2
 
@@ -111,9 +110,8 @@ class Communicator:
         self._library = _library.load()
         self._submit = self._library.paceline_submit
         self._handle = None
-        self._lock = threading.RLock()  # a garbage collection within may drop a Work, which is watched then
-        self._watched = {}
-        self._watcher = None
+        self._lock = threading.RLock()
+        self._completions = Completions(self)
         self._closing = self._ended = False
         self._before_close = []
         self._pid = os.getpid()
@@ -203,17 +201,14 @@ class Communicator:
         return bool(result.finite)
 
     def watch(self, op, callback, keep=None):
-        """Calls callback(error or None, finite) from the completion thread when the operation has ended."""
-        with self._lock:
-            self._watched[op] = (callback, keep)
-            if self._watcher is None:
-                self._watcher = threading.Thread(target=_serve, args=(weakref.ref(self),), daemon=True)
-                self._watcher.name = "paceline-completions"
-                self._watcher.start()
+        """Calls callback(error or None, finite) from a completion thread when the operation has ended.
+
+        One callback at a time, unless one waits for another operation or takes long.
+        """
+        self._completions.expect(op, callback, keep)
         code = self._library.paceline_watch(self._handle, op)
         if code:
-            with self._lock:
-                self._watched.pop(op, None)
+            self._completions.forget(op)
             raise from_code(code, self._sentence(self._handle, op))
 
     # --- groups ---------------------------------------------------------------------------------------------------
@@ -308,26 +303,20 @@ class Communicator:
             return
         for action in reversed(self._before_close):
             action()
-        self._stop_watcher()
+        self._completions.close(self._wake_completions)
         handle, self._handle = self._handle, None
         self._library.paceline_comm_destroy(handle)
         self._ended = True
-        with self._lock:
-            left, self._watched = list(self._watched.values()), {}
-        for callback, _ in left:
+        for callback in self._completions.left():
             callback(from_code(5, "the communicator was closed while the operation was under way"), True)
 
-    def _stop_watcher(self):
-        """The watcher must have left the C ABI before the handle is freed; an operation with itself wakes it."""
-        watcher = self._watcher
-        if watcher is None or watcher is threading.current_thread():
-            return
+    def _wake_completions(self):
+        """Their threads must have left the C ABI before the handle is freed; an operation with itself wakes one."""
         try:
             alone = self.create_group([self.rank])
             self.watch(self.submit(BARRIER, group=alone, name="close"), lambda error, finite: None)
         except PacelineError:
-            pass  # failed already: the watcher looks up within _WATCH_SECONDS
-        watcher.join()
+            pass  # failed already: the threads look up by themselves soon
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -446,30 +435,6 @@ def check_settings(face="paceline"):
 
 def _text(raw):
     return raw.decode("utf-8", "replace") if raw else ""
-
-
-def _serve(reference):
-    """The completion thread: ends when the communicator is closed or gone."""
-    results = (_library.Result * _WATCH_BATCH)()
-    for result in results:
-        result.struct_size = ctypes.sizeof(_library.Result)
-    while True:
-        communicator = reference()
-        if communicator is None or communicator._closing:
-            return
-        library, handle = communicator._library, communicator._handle
-        count = library.paceline_wait_any(handle, _WATCH_SECONDS, results, _WATCH_BATCH)
-        if count < 0:
-            return
-        for result in results[:count]:
-            with communicator._lock:
-                callback, _keep = communicator._watched.pop(result.op, (None, None))
-            if callback is None:
-                continue
-            error = from_code(result.code, communicator._sentence(handle, result.op)) if result.code else None
-            callback(error, bool(result.finite))
-            del callback, _keep
-        del communicator
 
 
 _live = weakref.WeakValueDictionary()

@@ -330,6 +330,11 @@ def what_is_not_offered_is_named():
     raises(UnsupportedError, "to_dense", lambda: dist.all_reduce(torch.eye(3).to_sparse()))
     raises(InvalidArgumentError, "× ", lambda: dist.all_gather_into_tensor(torch.empty(SIZE + 1), torch.empty(1)))
     raises(InvalidArgumentError, "× ", lambda: dist.reduce_scatter_tensor(torch.empty(2), torch.empty(2 * SIZE + 1)))
+    raises(
+        InvalidArgumentError,
+        "torch.float32 and torch.float64",
+        lambda: dist.all_gather_into_tensor(torch.empty(4 * SIZE), torch.ones(2, dtype=torch.float64)),
+    )
     raises(InvalidArgumentError, "codec 'int8'", lambda: paceline.torch.compress(codec="int8"))
 
 

@@ -1,6 +1,7 @@
 """Every collective of the process group on random data; groups, objects, errors."""
 
 import datetime
+import functools
 import itertools
 
 import torch
@@ -219,6 +220,72 @@ def reduce_scatters():
 
 
 @check
+def reduce_scatters_with_a_factor():
+    if not MODERN:  # this torch keeps the factor to itself
+        return
+    premultiplied = torch._C._distributed_c10d._make_nccl_premul_sum
+    for dtype, factor in ((torch.float64, 0.5), (torch.bfloat16, torch.tensor([0.5])), (torch.complex64, 0.5)):
+        whole = torch.arange(4 * SIZE).to(dtype)
+        exact = (whole * 0.5 * SIZE)[4 * RANK : 4 * RANK + 4]
+        for parts in (list(whole.chunk(SIZE)), [part.clone() for part in whole.chunk(SIZE)]):
+            output = torch.zeros(4, dtype=dtype)
+            dist.reduce_scatter(output, parts, op=premultiplied(factor))
+            assert torch.equal(output, exact), (dtype, output)
+        memory = torch.zeros(12, dtype=dtype)
+        dist.reduce_scatter_tensor(memory[4:8], whole, op=premultiplied(factor))
+        assert torch.equal(memory, torch.cat([torch.zeros(4, dtype=dtype), exact, torch.zeros(4, dtype=dtype)]))
+    tensor, op = torch.ones(SIZE, dtype=torch.int64), premultiplied(0.5)
+    output = tensor[:1].clone()
+    raises(paceline.UnsupportedError, "PREMUL_SUM", lambda: dist.reduce_scatter_tensor(output, tensor, op=op))
+    raises(paceline.UnsupportedError, "PREMUL_SUM", lambda: dist.all_reduce(tensor, op=op))
+    raises(paceline.UnsupportedError, "PREMUL_SUM", lambda: dist.reduce(tensor, 0, op=op))
+
+
+@check
+def complex_numbers_have_sums_only():
+    tensor, output = torch.full((2 * SIZE,), 1 + 2j), torch.zeros(2, dtype=torch.complex64)
+    for op in (dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+        refused = functools.partial(raises, paceline.UnsupportedError, "complex64")
+        refused(functools.partial(dist.reduce, tensor, 0, op=op))
+        refused(functools.partial(dist.reduce_scatter_tensor, output, tensor, op=op))
+        refused(functools.partial(dist.reduce_scatter, output, [output] * SIZE, op=op))
+    dist.reduce_scatter_tensor(output, tensor)
+    assert torch.equal(output, torch.full((2,), SIZE * (1 + 2j)))
+
+
+@check
+def negated_views_travel_as_they_read():
+    """torch marks imag of a conj(): the memory holds the numbers from before."""
+    if BACKENDS:  # what torch hands to those it has resolved
+        return
+
+    def marked():
+        return torch._neg_view(torch.tensor([2.0, -1.0]) * (RANK + 1))
+
+    exact = [-torch.tensor([2.0, -1.0]) * (r + 1) for r in range(SIZE)]
+    tensor = marked()
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, sum(exact))
+    for root in (0, 1):
+        tensor = marked()
+        dist.broadcast(tensor, root)
+        assert torch.equal(tensor, exact[root])
+    outputs = [marked() for _ in range(SIZE)]
+    dist.all_gather(outputs, marked())
+    for output, part in zip(outputs, exact):
+        assert torch.equal(output, part)
+    tensor = marked()
+    dist.reduce(tensor, 0)
+    assert torch.equal(tensor, sum(exact) if RANK == 0 else exact[RANK])
+    if RANK == 0:
+        dist.send(marked(), 1)
+    elif RANK == 1:
+        tensor = marked()
+        dist.recv(tensor, 0)
+        assert torch.equal(tensor, exact[0])
+
+
+@check
 def all_to_all_of_lists():
     salt = next(SERIAL)
     inputs = [data(RANK, (r + 1, 2), torch.float32, salt + 100 * r) for r in range(SIZE)]
@@ -407,6 +474,19 @@ def wrong_sizes_are_refused_here():
         "sends itself 3 elements and expects 2",
         lambda: dist.all_to_all_single(torch.zeros(SIZE, 2), torch.zeros(SIZE, 3)),
     )
+
+
+@check
+def refusals_are_torchs_errors_too():
+    kind = getattr(dist, "DistBackendError", RuntimeError)
+    group = dist.distributed_c10d._get_default_group()
+    for part, refused in (
+        ("split", lambda: dist.all_to_all_single(torch.zeros(SIZE + 1), torch.zeros(SIZE + 1))),
+        ("output list", lambda: dist.all_gather([torch.zeros(2)] * (SIZE + 1), torch.zeros(2))),
+        ("peer 99", lambda: group.send([torch.zeros(2)], 99, 0)),
+        ("peer 99", lambda: group.recv([torch.zeros(2)], 99, 0)),
+    ):
+        assert isinstance(raises(paceline.InvalidArgumentError, part, refused), kind)
 
 
 @check

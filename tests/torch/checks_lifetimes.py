@@ -4,6 +4,8 @@ import datetime
 import gc
 import pickle
 import resource
+import sys
+import threading
 import time
 
 import torch
@@ -77,6 +79,65 @@ def an_operations_own_deadline_is_its_end():
     elif RANK == 0:
         assert work.wait()
         assert work.is_success()
+
+
+def is_within(thread, file):
+    frame = sys._current_frames().get(thread.ident)
+    return frame is not None and frame.f_code.co_filename.endswith(file)
+
+
+@check
+def others_may_ask_while_a_thread_waits():
+    """The message comes once all questions have been answered."""
+    if RANK == 0:
+        received = torch.zeros(3)
+        for how in ("in vain", "to the end"):
+            work = dist.irecv(received, 1, tag=79)
+            errors = []
+
+            def wait(work=work, how=how, errors=errors):
+                try:
+                    work.wait(SHORT * 20) if how == "in vain" else work.wait()
+                except RuntimeError as error:
+                    errors.append(error)
+
+            waiting = threading.Thread(target=wait, daemon=True)
+            waiting.start()
+            while waiting.is_alive() and not is_within(waiting, "communicator.py"):
+                pass
+            assert not work.is_completed()
+            raises(RuntimeError, "not ended", lambda work=work: work.wait(SHORT))
+            doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+            if how == "in vain":
+                waiting.join()
+                assert "not ended" in str(errors[0])
+            dist.barrier()
+            assert work.wait()
+            assert torch.equal(doubled.wait(), received * 2) and received.tolist() == [5] * 3
+            waiting.join()
+            assert work.is_completed() and work.is_success()
+    else:
+        for _ in range(2):
+            dist.barrier()
+            if RANK == 1:
+                dist.send(torch.full((3,), 5.0), 0, tag=79)
+
+
+@check
+def bitwise_reductions_wait_for_nobody():
+    """What a rank does between beginning one and waiting for it may be what another needs before it begins its own."""
+    for reduce in (dist.all_reduce, lambda tensor, **how: dist.reduce(tensor, 1, **how)):
+        tensor = torch.tensor([[7, 1 << RANK], [6, 3]]).t()
+        if RANK == 0:
+            work = reduce(tensor, op=dist.ReduceOp.BOR, async_op=True)
+            dist.send(torch.ones(1), 1, tag=80)
+            work.wait()
+        else:
+            if RANK == 1:
+                dist.recv(torch.zeros(1), 0, tag=80)
+            reduce(tensor, op=dist.ReduceOp.BOR)
+        if RANK == 1 or reduce is dist.all_reduce:
+            assert torch.equal(tensor, torch.tensor([[7, (1 << SIZE) - 1], [6, 3]]).t())
 
 
 @check

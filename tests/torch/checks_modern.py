@@ -79,6 +79,23 @@ def functional_collectives():
 
 
 @check
+def what_is_not_offered_says_so():
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    if hasattr(backend, "supports_splitting"):
+        for refused in (lambda: dist.split_group(None, [list(range(SIZE))]), lambda: dist.shrink_group([SIZE - 1])):
+            try:
+                refused()
+            except RecursionError:
+                raise
+            except (RuntimeError, TypeError) as error:
+                assert "support" in str(error), error
+            else:
+                raise AssertionError("no error")
+    if hasattr(type(backend), "Options"):
+        assert backend.options._timeout == dist.distributed_c10d.default_pg_timeout
+
+
+@check
 def device_meshes_and_dtensors():
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 

@@ -71,6 +71,11 @@ def one_never_comes():
     dist.all_reduce(torch.ones(3))
 
 
+def one_never_comes_within_a_later_time_out():
+    dist.set_timeout(datetime.timedelta(seconds=3))
+    one_never_comes()
+
+
 def one_raises():
     if RANK == 1:
         note(at=time.monotonic())

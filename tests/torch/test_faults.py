@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+import torch
 from support import MODERN, Launch, environment
 
 HOST = socket.gethostname()
@@ -61,8 +62,14 @@ def test_dtypes_that_differ_are_named_on_all_ranks():
         assert "float32" in report["text"] and "float64" in report["text"], report["text"]
 
 
-def test_a_rank_that_never_comes_is_named():
-    others, _, everything = survivors("one_never_comes")
+NEVER = ["one_never_comes"]
+if hasattr(torch.distributed, "set_timeout"):
+    NEVER.append("one_never_comes_within_a_later_time_out")
+
+
+@pytest.mark.parametrize("which", NEVER)
+def test_a_rank_that_never_comes_is_named(which):
+    others, _, everything = survivors(which)
     for report in others:
         assert report["kind"] == "TimeoutError", everything
         assert "rank 1" in report["text"], report["text"]
@@ -112,6 +119,11 @@ def test_a_wrong_setting_is_named_before_training():
     )
     done = python(code, PACELINE_TOPK_RATIO="7")
     assert "InvalidArgumentError" in done.stderr and "PACELINE_TOPK_RATIO" in done.stderr, done.stderr
+    if MODERN:
+        kind = "torch.distributed.DistBackendError"
+        code = f"import torch\ntry:\n    exec({code!r})\nexcept {kind}:\n    print('caught')"
+        done = python(code, PACELINE_TOPK_RATIO="7")
+        assert done.stdout == "caught\n", done.stderr
 
 
 def test_switched_off_needs_no_library(tmp_path):

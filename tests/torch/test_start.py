@@ -151,7 +151,8 @@ def test_demo_example():
     assert len(accuracy) == 3 and accuracy[-1] > 80, output
 
 
-def test_subgroups_that_end_leave_nothing_behind():
-    done = Launch("subgroups.py", 2, timeout=60).end()
+@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])  # DETAIL: torch would put something around every backend
+def test_subgroups_that_end_leave_nothing_behind(debug):
+    done = Launch("subgroups.py", 2, timeout=60, TORCH_DISTRIBUTED_DEBUG=debug).end()
     for log in done.logs:
         assert "nothing left" in log, done.everything()

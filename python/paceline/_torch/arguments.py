@@ -45,7 +45,12 @@ def reduction(op):
 
 
 def scaled(tensor, factor):
-    return tensor if factor is None else tensor * factor
+    """Before PREMUL_SUM, in the tensor's own dtype: its result has the same."""
+    if factor is None:
+        return tensor
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise UnsupportedError(f"PREMUL_SUM takes floating and complex types, got {tensor.dtype}; multiply and use SUM")
+    return (tensor * factor).to(tensor.dtype)
 
 
 def split_counts(tensor, splits, size, what):

@@ -5,6 +5,7 @@ torch.distributed.init_process_group("paceline") known.
 """
 
 from paceline._import_hook import when_imported
+from paceline.errors import PacelineError
 
 
 def register():
@@ -30,5 +31,9 @@ def _keep_out_of_traces(trace_rules):
 
 def _create(options, _backend_options):
     from paceline._torch.process_group import create
+    from paceline._torch.work import as_torch_error
 
-    return create(options)
+    try:
+        return create(options)
+    except PacelineError as error:
+        raise as_torch_error(error) from error.__cause__

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from paceline import _cuda
 from paceline import communicator as core
-from paceline._torch.arguments import one_per_rank, op_of, other_names, reduction, single
+from paceline._torch.arguments import one_per_rank, op_of, other_names, reduction, same_dtype, single
 from paceline._torch.cuda_work import CudaWork, together
 from paceline._torch.dtypes import Packed, dense, describe
 from paceline._torch.work import as_torch_error
@@ -162,7 +162,8 @@ class CudaCollectives:
 
     def all_gather_single(self, output, input, opts=None):
         _require_strided(input)
-        if _size_of(output) != _size_of(input) * self._size:
+        same_dtype("all_gather_into_tensor", [output, input])
+        if output.numel() != input.numel() * self._size:
             raise InvalidArgumentError(
                 f"all_gather_into_tensor: the output has {output.numel()} elements, expected the input's "
                 f"{input.numel()} × {self._size} ranks"

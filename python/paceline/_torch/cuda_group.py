@@ -439,6 +439,12 @@ def _one_by_one(way, method, in_batch, outputs, inputs, opts=None):
 
 def _by_device(name):
     def method(self, *arguments, **named):
+        try:
+            return carry(self, arguments, named)
+        except PacelineError as error:
+            raise as_torch_error(error) from None
+
+    def carry(self, arguments, named):
         device = first_cuda_device((*arguments, *named.values()))
         if device is None:
             return getattr(super(ByDevice, self), name)(*arguments, **named)

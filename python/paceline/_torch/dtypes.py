@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.communicator import DTYPES
+from paceline.communicator import AVERAGE, DTYPES, SUM
 from paceline.errors import UnsupportedError
 
 NATIVE = {getattr(torch, name): code for name, code in DTYPES.items()}
@@ -19,12 +19,14 @@ def require_cpu(tensors):
             )
 
 
-def flat_view(tensor):
-    """(dtype code, 1-dimensional view) of a contiguous tensor for sums and averages.
+def flat_view(tensor, reduce_op=SUM):
+    """(dtype code, 1-dimensional view) of a contiguous tensor for a reduction.
 
-    Complex numbers are pairs of real ones. Raises UnsupportedError for dtypes that don't reduce.
+    Complex numbers are pairs of real ones, which sums and averages allow. Raises UnsupportedError for others.
     """
     if tensor.is_complex():
+        if reduce_op not in (SUM, AVERAGE):
+            raise UnsupportedError(f"tensors of dtype {tensor.dtype} take SUM, AVG and PREMUL_SUM only")
         tensor = torch.view_as_real(tensor)
     code = NATIVE.get(tensor.dtype)
     if code is None:
@@ -42,7 +44,16 @@ def moved_as(tensor):
 
 def dense(tensor):
     """The tensor as contiguous memory (itself where it is), detached from autograd."""
-    return tensor.detach().contiguous()
+    return _as_it_reads(tensor.detach()).contiguous()
+
+
+def _as_it_reads(tensor):
+    """conj() and its views only mark a tensor: its memory holds other numbers until they are resolved."""
+    return tensor.resolve_conj().resolve_neg()
+
+
+def _is_marked(tensor):
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def describe(tensor):
@@ -53,13 +64,14 @@ def describe(tensor):
 class Packed:
     """Several tensors as one run of memory: themselves where they lie side by side, else a copy.
 
-    pack() copies the tensors in, unpack() the results out; both do nothing without a copy.
+    pack() copies the tensors in, unpack() the results out; both do nothing without a copy. Without one, `memory` is the
+    first tensor alone, and counts for its address; apart=True: always a copy.
     """
 
-    def __init__(self, tensors):
+    def __init__(self, tensors, apart=False):
         self.tensors = [t.detach() for t in tensors]
         self.counts = [t.numel() for t in self.tensors]
-        self._copied = not _adjacent(self.tensors)
+        self._copied = apart or not _adjacent(self.tensors)
         if self._copied:
             self.memory = self.tensors[0].new_empty(sum(self.counts))
         else:
@@ -83,7 +95,7 @@ class Packed:
 def _adjacent(tensors):
     end = None
     for tensor in tensors:
-        if not tensor.is_contiguous() or tensor.dtype != tensors[0].dtype:
+        if not tensor.is_contiguous() or _is_marked(tensor) or tensor.dtype != tensors[0].dtype:
             return False
         if tensor.numel() == 0:
             continue

@@ -3,28 +3,29 @@
 Bitwise and, or, xor, and sums of sparse tensors; every rank folds in rank order, so all get the same bits.
 """
 
+import functools
+
 import torch
 import torch.distributed as dist
 
 from paceline.errors import UnsupportedError
 
 
-def gathered_fold(group, tensor, op, root=None):
-    """In place; with root, only there."""
+def gathered_fold(group, tensor, op, opts, root=None):
+    """In place; with root, only there. A Work: what this rank does next may be what another waits for."""
     fold = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
     function = next((f for name, f in fold.items() if op == getattr(dist.ReduceOp, name)), None)
     if function is None:
         raise UnsupportedError(f"the reduction {op} is not known to the process group 'paceline'")
     if tensor.is_floating_point() or tensor.is_complex():
         raise UnsupportedError(f"bitwise reductions take integers and bool, got {tensor.dtype}")
-    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(group._size)]
-    group.allgather([parts], [tensor]).wait()
-    if root is not None and group._rank != root:
-        return
-    total = parts[0]
-    for part in parts[1:]:
-        total = function(total, part)
-    tensor.copy_(total)
+    parts = tensor.new_empty((group._size, tensor.numel()))
+
+    def finish():
+        if root is None or group._rank == root:
+            tensor.detach().copy_(functools.reduce(function, parts).view(tensor.shape))
+
+    return group._all_gather(parts, None, tensor, opts, [tensor], finish)
 
 
 def sparse_all_reduce(group, tensor, op):

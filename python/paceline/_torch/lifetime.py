@@ -9,8 +9,9 @@ from paceline._torch import cuda, cuda_group, endpoints, overlap
 
 
 def patch():
-    """Wraps destroy_process_group(), under both of its names, and batch_isend_irecv()."""
+    """Wraps destroy_process_group(), under both of its names, batch_isend_irecv() and torch's debugging."""
     patch_batches()
+    patch_debugging()
     original = dist.distributed_c10d.destroy_process_group
     if getattr(original, "_paceline_patched", False):
         return
@@ -62,6 +63,25 @@ def patch_batches():
 
     batch_isend_irecv._paceline_patched = True
     _replace("batch_isend_irecv", batch_isend_irecv)
+
+
+def patch_debugging():
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL leaves our groups as they are: the engine names ranks whose operations differ.
+
+    torch's wrapper with its Gloo beside would drop the half of a backend that is in Python.
+    """
+    original = getattr(dist.distributed_c10d, "_create_process_group_wrapper", None)
+    if original is None or getattr(original, "_paceline_patched", False):
+        return
+
+    @functools.wraps(original)
+    def wrapper(wrapped_pg, *args, **kwargs):
+        if hasattr(wrapped_pg, "paceline_endpoint"):
+            return wrapped_pg
+        return original(wrapped_pg, *args, **kwargs)
+
+    wrapper._paceline_patched = True
+    dist.distributed_c10d._create_process_group_wrapper = wrapper
 
 
 def redirect_new_groups():

@@ -5,6 +5,8 @@ methods. Newer torch takes a Backend, older torch a whole ProcessGroup; both get
 calls some methods by different names in different versions: the aliases are at the end of the class.
 """
 
+import datetime
+
 import torch
 import torch.distributed as dist
 
@@ -88,10 +90,10 @@ class _Operations:
             return self._done(lambda: sparse_all_reduce(self, tensor, op_of(opts)), [tensor])
         reduce_op, scale = reduction(op_of(opts))
         if reduce_op is None:
-            return self._done(lambda: gathered_fold(self, tensor, op_of(opts)), [tensor])
+            return gathered_fold(self, tensor, op_of(opts), opts)
         source = scaled(dense(tensor), scale)
         target = source if source is not tensor else tensor
-        dtype, flat = flat_view(target)
+        dtype, flat = flat_view(target, reduce_op)
         op = self._submit(
             core.ALL_REDUCE, opts, dtype, flat, flat, reduce_op=reduce_op, name="all_reduce", shape=describe(tensor)
         )
@@ -108,10 +110,10 @@ class _Operations:
         root = opts.rootRank
         reduce_op, scale = reduction(op_of(opts))
         if reduce_op is None:
-            return self._done(lambda: gathered_fold(self, tensor, op_of(opts), root), [tensor])
+            return gathered_fold(self, tensor, op_of(opts), opts, root)
         source = scaled(dense(tensor), scale)
         target = torch.empty_like(source) if self._rank == root else source
-        dtype, flat = flat_view(source)
+        dtype, flat = flat_view(source, reduce_op)
         op = self._submit(
             core.REDUCE,
             opts,
@@ -135,7 +137,8 @@ class _Operations:
                 f"reduce_scatter: the output has {output.numel()} elements, rank {self._rank}'s part of the input "
                 f"{parts[self._rank].numel()}"
             )
-        return self._reduce_scatter(output, Packed(parts).pack(), opts)
+        scale = reduction(op_of(opts))[1]
+        return self._reduce_scatter(output, Packed(parts, apart=scale is not None).pack(), opts)
 
     def reduce_scatter_single(self, output, input, opts=None, *_):
         require_cpu([output, input])
@@ -159,7 +162,7 @@ class _Operations:
             raise UnsupportedError("reduce_scatter takes SUM, AVG, MIN, MAX, PRODUCT and PREMUL_SUM")
         source = scaled(packed.memory.reshape(-1), scale)
         factor = 2 if source.is_complex() else 1
-        dtype, flat = flat_view(source)
+        dtype, flat = flat_view(source, reduce_op)
         target = dense(output)
         op = self._submit(
             core.REDUCE_SCATTER,
@@ -385,6 +388,12 @@ class _Operations:
         """A barrier that names the rank that did not come. opts: BarrierOptions or a timedelta."""
         self.barrier(opts).wait()
 
+    def set_timeout(self, timeout):
+        """For operations from now on; see _seconds()."""
+        self._timeout = _seconds(timeout)
+
+    _set_default_timeout = set_timeout
+
     @property
     def supports_coalescing(self):
         return True
@@ -523,6 +532,15 @@ if _IS_BACKEND:
     class PacelineBackend(ByDevice, _Operations, _Backend):
         """Newer torch's flavour: one of the backends of a process group."""
 
+        # torch asks Python for these, finds its own question, and asks again.
+        supports_splitting = supports_shrinking = supports_window = supports_reconfigure = False
+        _supports_time_estimate = False
+
+        @property
+        def options(self):
+            timeout = datetime.timedelta(seconds=self._timeout) if self._timeout else _default_timeout()
+            return _Backend.Options("paceline", timeout)
+
 
 def _flavour():
     if not _IS_BACKEND:
@@ -533,5 +551,8 @@ def _flavour():
 
 def _seconds(timeout):
     """0 (what the settings say) for torch's own default, else the script's time-out."""
-    default = dist.distributed_c10d.default_pg_timeout
-    return 0.0 if timeout is None or timeout == default else timeout.total_seconds()
+    return 0.0 if timeout is None or timeout == _default_timeout() else timeout.total_seconds()
+
+
+def _default_timeout():
+    return dist.distributed_c10d.default_pg_timeout

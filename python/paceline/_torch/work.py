@@ -49,11 +49,12 @@ class PacelineWork(_Work):
         self._keep = keep
         self._result = list(result)
         self._forget = forget
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # held for moments only: another thread may ask while one waits
         self._ended = threading.Event()
         self._future = None
         self._raising_future = None
         self._watching = 0
+        self._is_waited_for = self._others_wait = False
         self._error = self._failure = None
         self._inference = torch.is_inference_mode_enabled()
         self._whole = None
@@ -64,22 +65,36 @@ class PacelineWork(_Work):
         if self._whole is not None:
             return self._wait_for_whole(timeout)
         seconds = timeout.total_seconds() if timeout is not None else -1.0
-        seconds = seconds if seconds > 0 else -1.0
+        seconds = min(seconds, threading.TIMEOUT_MAX) if seconds > 0 else -1.0
         with self._lock:
-            watched = self._watching > 0
-            if not watched and not self._ended.is_set():
-                if not self._wait_here(seconds):
-                    raise as_torch_error(dist_timeout(seconds))  # it goes on, and may be waited for again
-                self._end(self._failure)
-        if watched and not self._ended.wait(None if seconds < 0 else seconds):
+            mine = not (self._watching or self._is_waited_for or self._ended.is_set())
+            self._is_waited_for = self._is_waited_for or mine
+            self._others_wait = self._others_wait or not mine
+        if mine:
+            self._wait_for_all(seconds)
+        elif not self._ended.wait(None if seconds < 0 else seconds):
             raise as_torch_error(dist_timeout(seconds))
-        if watched:  # is_completed() may ask the future; its error is raised below
+        if self._raising_future is not None:  # is_completed() may ask the future; its error is raised below
             with contextlib.suppress(Exception):
                 self._raising_future.wait()
         self._release()
         if self._error is not None:
             raise self._error
         return True
+
+    def _wait_for_all(self, seconds):
+        has_ended = False
+        try:
+            has_ended = self._wait_here(seconds)
+        finally:
+            if not has_ended:
+                with self._lock:
+                    self._is_waited_for = False
+                    if self._future is not None or self._others_wait:
+                        self._watch()  # they relied on this wait
+        if not has_ended:
+            raise as_torch_error(dist_timeout(seconds))  # it goes on, and may be waited for again
+        self._end(self._failure)
 
     def get_future(self):
         if self._whole is not None:
@@ -90,7 +105,7 @@ class PacelineWork(_Work):
                 self._future = Future()
                 if self._ended.is_set():
                     self._settle()
-                else:
+                elif not (self._watching or self._is_waited_for):
                     self._watch()
             if self._raising_future is None:
                 self._raising_future = _raising(self._future)
@@ -111,7 +126,8 @@ class PacelineWork(_Work):
         if self._whole is not None:
             return self._whole.is_completed()
         with self._lock:
-            if self._watching == 0 and all(self._communicator.test(op) for op in self._operations):
+            waited_for = self._watching or self._is_waited_for or self._ended.is_set()
+            if not waited_for and all(self._communicator.test(op) for op in self._operations):
                 self._wait_here(-1.0)
                 self._end(self._failure)
         return self._ended.is_set()
@@ -209,8 +225,10 @@ class PacelineWork(_Work):
             error = failure
         self._error = as_torch_error(error) if error is not None else None
         self._finish = self._keep = None
-        self._ended.set()
-        if self._future is not None:
+        with self._lock:
+            self._ended.set()
+            future = self._future  # one that comes later finds it ended
+        if future is not None:
             self._settle()
 
     def _settle(self):
