@@ -96,6 +96,13 @@ def test_sums_are_right(words):
     assert codes == [0, 0], err  # the bench compares a sample of the sum with the ranks' values
 
 
+def test_as_many_operations_as_are_asked_for(tmp_path):
+    report = tmp_path / "lines.json"
+    words = ("--np", 2, "--bytes", 4, "--iterations", 2500, "--turns", 1, "--json", report)
+    assert bench("allreduce", *words).returncode == 0
+    assert [row["iterations"] for row in lines(report)] == [2500]
+
+
 def test_starts_ranks_itself():
     done = bench("allreduce", "--np", 2, "--bytes", "64KiB", "--iterations", 2, "--turns", 1)
     assert done.returncode == 0, done.stderr
