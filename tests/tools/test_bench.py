@@ -128,6 +128,8 @@ def test_vs_gloo_takes_turns_and_writes_peer_lines(tmp_path):
         (["nonsense"], "nonsense"),
         (["allreduce", "--bytes", "many"], "many"),
         (["allreduce", "--dtype", "float8"], "float8"),
+        (["allreduce", "--np", 2, "--bytes", "4,-1"], "--bytes: a size is from 0 to 1EiB"),
+        (["allreduce", "--np", 2, "--codec", "topk", "--ratio", 0], "--ratio: a share is above 0"),
     ],
 )
 def test_bad_words_are_named(words, named):
