@@ -275,6 +275,9 @@ def test_in_a_pipeline(paceline):
         (["-x", "1bad=2", "true"], "1bad"),
         (["-H", "-oProxyCommand=x", "true"], "no host name"),
         (["--output-filename", "/proc/nowhere", "true"], "/proc/nowhere"),
+        (["-np", "0", "true"], "Value 0 not in range 1 to 1048576"),
+        (["--start-timeout", "nan", "true"], "'nan' is no number above 0"),
+        (["--ssh", " ", "-H", "127.0.0.2", "true"], "--ssh names no program"),
     ],
 )
 def test_wrong_usage_is_named(paceline, arguments, names):
