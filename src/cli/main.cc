@@ -1,4 +1,8 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 
 #include "cli/commands.h"
 #include "paceline/comm.h"
@@ -9,6 +13,15 @@ constexpr paceline::cli::AddCommand kCommands[] = {
     paceline::cli::add_run,       paceline::cli::add_doctor, paceline::cli::add_lab,
     paceline::cli::add_lab_bytes, paceline::cli::add_bench,
 };
+
+/// A socket or a pipe that is opened later must not become standard input or output because the caller has closed that
+/// one: ranks' lines would be written into it, and the job would wait for it forever.
+void fill_standard_descriptors() {
+  for (int descriptor = 0; descriptor < 3; ++descriptor) {
+    if (::fcntl(descriptor, F_GETFD) >= 0 || errno != EBADF) continue;
+    [[maybe_unused]] int null = ::open("/dev/null", descriptor == 0 ? O_RDONLY : O_WRONLY);
+  }
+}
 
 int run_main(int argc, char** argv) {
   CLI::App app("Paceline: distributed training, fast on plain Ethernet", "paceline");
@@ -35,6 +48,7 @@ int run_main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
+    fill_standard_descriptors();
     return run_main(argc, argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "paceline: %s\n", error.what());

@@ -237,6 +237,19 @@ def test_output_that_is_lost_is_no_success(paceline):
     assert "output can't be written: No space left on device" in result.stderr, result.stderr
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_caller_that_has_closed_its_standard_descriptors(paceline, tmp_path, closed):
+    """As a daemon does: what the launcher opens must not take their places."""
+    words = f"{paceline} run -np 2 --output-filename {tmp_path} -- sh -c 'cat; echo out; echo err >&2'"
+    result = run(["bash", "-c", f"exec {words} {closed}"], timeout=60)
+    assert result.returncode == 0, result.stderr
+    for rank in range(2):
+        folder = tmp_path / f"rank.{rank}"
+        assert ((folder / "stdout").read_text(), (folder / "stderr").read_text()) == ("out\n", "err\n")
+    assert result.stdout == ("" if ">&-" in closed.split() else "out\n" * 2)
+    assert result.stderr == ("" if "2>&-" in closed else "err\n" * 2)
+
+
 def test_a_slow_reader_gets_all(paceline):
     script = "import sys; sys.stdout.writelines(f'{i:07}\\n' for i in range(400_000))"
     with launched([paceline, "run", "-np", "1", "--", "python3", "-c", script], stdout=subprocess.PIPE) as process:
