@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <iostream>
 
 #include "cli/commands.h"
 #include "paceline/comm.h"
@@ -21,6 +23,17 @@ void fill_standard_descriptors() {
     if (::fcntl(descriptor, F_GETFD) >= 0 || errno != EBADF) continue;
     [[maybe_unused]] int null = ::open("/dev/null", descriptor == 0 ? O_RDONLY : O_WRONLY);
   }
+}
+
+/// An exit code of 0 must not stand for a page that a full disk has cut off.
+int unless_output_is_lost(int code) {
+  errno = 0;
+  std::cout.flush();
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good()) return code;
+  const int why = errno;
+  std::fprintf(stderr, "paceline: output can't be written%s%s\n", why == 0 ? "" : ": ",
+               why == 0 ? "" : std::strerror(why));
+  return code == 0 ? 1 : code;
 }
 
 int run_main(int argc, char** argv) {
@@ -49,7 +62,7 @@ int run_main(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     fill_standard_descriptors();
-    return run_main(argc, argv);
+    return unless_output_is_lost(run_main(argc, argv));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "paceline: %s\n", error.what());
     return 1;

@@ -61,6 +61,18 @@ def test_what_would_stop_a_job_fails_by_name(variables, subject, words):
     assert words in finding["found"]
 
 
+@pytest.mark.parametrize(
+    "words", [["doctor"], ["doctor", "--json"], ["doctor", "--settings", "--markdown"], ["--help"]]
+)
+def test_a_page_that_a_full_disk_has_cut_is_no_success(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 1
+    assert "can't be written" in done.stderr
+
+
 def test_a_codec_that_may_not_keep_up_is_pointed_out():
     warning = findings(PACELINE_CODEC="topk", PACELINE_TOPK_RATIO="0.001")["codec"]
     assert warning["verdict"] == "warning"
