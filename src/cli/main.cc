@@ -36,6 +36,19 @@ int unless_output_is_lost(int code) {
   return code == 0 ? 1 : code;
 }
 
+/// The parser alone would only say that a command is missing.
+bool is_no_command(const CLI::App& app, const std::vector<std::string>& words) {
+  if (words.empty() || words[0].starts_with("-")) return false;
+  std::string known;
+  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name() == words[0]) return false;
+    known += (known.empty() ? "" : ", ") + command->get_name();
+  }
+  std::fprintf(stderr, "paceline: '%s' is no command; there are %s (paceline COMMAND --help)\n",
+               words[0].c_str(), known.c_str());
+  return true;
+}
+
 int run_main(int argc, char** argv) {
   CLI::App app("Paceline: distributed training, fast on plain Ethernet", "paceline");
   app.set_version_flag("--version", std::string("paceline ") + paceline_version());
@@ -44,6 +57,7 @@ int run_main(int argc, char** argv) {
   for (auto add : kCommands) add(app, invocation);
 
   std::vector<std::string> words(argv + 1, argv + argc);
+  if (is_no_command(app, words)) return 2;
   if (!words.empty() && words[0] == "run") words = paceline::cli::normalise_run_arguments(words);
   auto mark = std::find(words.begin(), words.end(), "--");
   if (mark != words.end()) invocation.command.assign(mark + 1, words.end());

@@ -73,6 +73,12 @@ def test_a_page_that_a_full_disk_has_cut_is_no_success(words):
     assert "can't be written" in done.stderr
 
 
+def test_a_misspelt_command_is_named_beside_those_that_there_are():
+    done = subprocess.run([PROGRAM, "docter"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "'docter'" in done.stderr and "doctor" in done.stderr and "lab-bytes" in done.stderr
+
+
 def test_a_codec_that_may_not_keep_up_is_pointed_out():
     warning = findings(PACELINE_CODEC="topk", PACELINE_TOPK_RATIO="0.001")["codec"]
     assert warning["verdict"] == "warning"
