@@ -1,13 +1,15 @@
-"""The tree's Python environment, as ./dev makes it (tools/dev/common.sh)."""
+"""The tree's Python environment and builds, as ./dev makes them (tools/dev/common.sh, tools/dev/wheel.sh)."""
 
 import hashlib
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-COMMON = Path(__file__).resolve().parents[2] / "tools" / "dev" / "common.sh"
+ROOT = Path(__file__).resolve().parents[2]
+COMMON = ROOT / "tools" / "dev" / "common.sh"
 
 
 @pytest.fixture
@@ -51,3 +53,23 @@ def test_a_tree_that_was_copied_or_moved_uses_its_own_python(tree, relocate):
 def test_an_environment_that_fits_stays(tree):
     assert set_up(tree) == set_up(tree)
     assert module_of([tree / ".venv/bin/tool"]) == str(tree / "python" / "probe" / "__init__.py")
+
+
+def test_device_code_does_not_need_the_wheels_compiler(tmp_path):
+    """nvcc knows no cross compiler: it is given the one that the wheel's build names for it."""
+    nvcc, log = tmp_path / "nvcc", tmp_path / "log"
+    nvcc.write_text(
+        f'#!/bin/sh\n[ "$1" = --list-gpu-code ] && echo sm_90 && exit\necho "$@" >>{log}\n'
+        'while [ $# -gt 0 ]; do case "$1" in -o|-MF) : >"$2" ;; esac; shift; done\n'
+    )
+    nvcc.chmod(0o755)
+    named = re.findall(r'-DPACELINE_NVCC_CXX="[^"]*"', (ROOT / "tools/dev/wheel.sh").read_text())
+    host = subprocess.run(["bash", "-c", f"echo {' '.join(named)}"], capture_output=True, text=True, check=True).stdout
+    options = [f"-DPACELINE_NVCC={nvcc}", "-DPACELINE_TESTS=OFF", "-DCMAKE_CXX_COMPILER=clang++", *host.split()]
+    for command in (
+        ["cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja", *options],
+        ["ninja", "-C", tmp_path / "build", "src/device/cuda/dense.fatbin"],
+    ):
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+    words = log.read_text().split()
+    assert words[words.index("-ccbin") + 1] == shutil.which("g++")

@@ -34,10 +34,11 @@ for tool in c++ ar ranlib; do
   target=""; [ "$tool" = c++ ] && target="-target x86_64-linux-gnu.2.28"
   printf '#!/bin/sh\nexec "%s" %s %s "$@"\n' "$zig" "$tool" "$target" >"$build/zig-$tool"; chmod +x "$build/zig-$tool"
 done
+# nvcc does not know the cross compiler, and takes device code alone from the host's.
 say "compiling for glibc 2.28 (the first time builds the C++ library too: some minutes)"
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DPACELINE_TESTS=OFF \
   -DCMAKE_CXX_COMPILER="$PWD/$build/zig-c++" -DCMAKE_AR="$PWD/$build/zig-ar" -DCMAKE_RANLIB="$PWD/$build/zig-ranlib" \
-  -DCMAKE_CXX_COMPILER_LAUNCHER= -DCMAKE_CXX_FLAGS="-isystem $PWD/$build/include" \
+  -DPACELINE_NVCC_CXX="$(command -v g++)" -DCMAKE_CXX_COMPILER_LAUNCHER= -DCMAKE_CXX_FLAGS="-isystem $PWD/$build/include" \
   -DPACELINE_SODIUM="/usr/lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH)/libsodium.a" \
   -DPACELINE_HWY_SOURCE_DIR="$PACELINE_CACHE/source-highway/tree" -DPACELINE_SYSTEM_FMT=OFF >"$build/configure.log" || { tail -20 "$build/configure.log"; exit 1; }
 cmake --build "$build"
