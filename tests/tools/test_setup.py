@@ -1,6 +1,8 @@
 """The tree's Python environment and builds, as ./dev makes them (tools/dev/common.sh, tools/dev/wheel.sh)."""
 
 import hashlib
+import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -73,3 +75,11 @@ def test_device_code_does_not_need_the_wheels_compiler(tmp_path):
         subprocess.run(command, check=True, capture_output=True, timeout=300)
     words = log.read_text().split()
     assert words[words.index("-ccbin") + 1] == shutil.which("g++")
+
+
+@pytest.mark.parametrize("clear", [["-u", "HOME"], ["HOME="]])
+def test_without_a_home(clear):
+    """As in services and some containers: the cache lies in the user's own folder all the same."""
+    asked = ["env", "-u", "PACELINE_CACHE", *clear, "bash", "-euc", f'. "{COMMON}"; echo "$PACELINE_CACHE"']
+    assert module_of(asked) == f"{pwd.getpwuid(os.getuid()).pw_dir}/.cache/paceline"
+    assert "./dev test" in module_of(["env", *clear, ROOT / "dev", "help"])

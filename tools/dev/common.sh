@@ -2,6 +2,10 @@
 say() { printf '\033[1m==> %s\033[0m\n' "$*"; }
 die() { printf 'dev: %s\n' "$*" >&2; exit 1; }
 
+# Services and containers may set no HOME; the shell knows it all the same.
+[ -n "${HOME:-}" ] || { unset HOME; export HOME=~; }
+export PACELINE_CACHE="${PACELINE_CACHE:-$HOME/.cache/paceline}"
+
 SYSTEM_PACKAGES=(
   build-essential cmake ninja-build ccache clang clang-format clang-tidy libclang-rt-14-dev pkg-config
   libfmt-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libhwy-dev libsodium-dev

@@ -4,7 +4,6 @@
 # else (Highway) built from Debian's source package.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-export PACELINE_CACHE="${PACELINE_CACHE:-$HOME/.cache/paceline}"
 . tools/dev/common.sh
 setup_system
 setup_python wheel
