@@ -52,6 +52,23 @@ def test_a_tree_that_was_copied_or_moved_uses_its_own_python(tree, relocate):
     assert module_of([other / ".venv/bin/tool"]) == own
 
 
+@pytest.mark.parametrize("name", ["with a blank", "n" * 150])
+def test_a_tree_whose_path_the_kernel_does_not_take_for_an_interpreter(tree, name):
+    """Neither the tree's nor the cache's: pip's own scripts then begin with lines for the shell."""
+    (base,) = (tree.parent / "cache").iterdir()
+    beginning = f"#!/bin/sh\n'''exec' \"{base}/bin/python3\" \"$0\" \"$@\"\n' '''\n"
+    (base / "bin" / "other").write_text(beginning + "import probe, sys\nprint(probe.__file__, *sys.argv[1:])\n")
+    (base / "bin" / "other").chmod(0o755)
+    other = tree.parent / name / "tree"
+    other.parent.mkdir()
+    shutil.move(tree, other)
+    shutil.move(tree.parent / "cache", other.parent / "cache")
+    set_up(other)
+    own = str(other / "python" / "probe" / "__init__.py")
+    assert module_of([other / ".venv/bin/tool"]) == own
+    assert module_of([other / ".venv/bin/other", "a word", "b"]) == f"{own} a word b"
+
+
 def test_an_environment_that_fits_stays(tree):
     assert set_up(tree) == set_up(tree)
     assert module_of([tree / ".venv/bin/tool"]) == str(tree / "python" / "probe" / "__init__.py")

@@ -51,17 +51,41 @@ setup_python() {
   /usr/bin/python3 -m venv --without-pip "$venv"
   local site; site=$(echo "$venv"/lib/python3*/site-packages)
   printf 'import site; site.addsitedir("%s")\n%s\n' "$(echo "$base"/lib/python3*/site-packages)" "$PWD/python" >"$site/paceline-tree.pth"
-  local script bin; bin="$(cd "$venv/bin" && pwd)"
+  local script bin lines; bin="$(cd "$venv/bin" && pwd)"
   for script in "$base"/bin/*; do
     [ -e "$venv/bin/$(basename "$script")" ] && continue
-    if [ "$(head -c 2 "$script")" = '#!' ] && head -1 "$script" | grep -q python; then
-      { printf '#!%s/python3\n' "$bin"; tail -n +2 "$script"; } >"$venv/bin/$(basename "$script")"
+    lines=$(lines_of_interpreter "$script")
+    if [ "$lines" != 0 ]; then
+      { name_interpreter "$bin/python3"; tail -n "+$((lines + 1))" "$script"; } >"$venv/bin/$(basename "$script")"
       chmod +x "$venv/bin/$(basename "$script")"
     else
       ln -s "$script" "$venv/bin/"
     fi
   done
   printf '%s\n' "$base $PWD" >"$venv/base"
+}
+
+# name_interpreter PATH: how a Python script begins. The kernel takes no blank in the path, and so many bytes only: then
+# the shell starts it, by a line that is an idle text for Python, as in pip's own scripts.
+name_interpreter() {
+  if [ ${#1} -le 120 ] && [ "${1#*[[:space:]]}" = "$1" ]; then
+    printf '#!%s\n' "$1"
+  else
+    printf "#!/bin/sh\n'''exec' \"%s\" \"\$0\" \"\$@\"\n' '''\n" "$1"
+  fi
+}
+
+# lines_of_interpreter FILE: how many of its first lines name its Python; 0: it is no such script.
+lines_of_interpreter() {
+  if [ "$(head -c 2 "$1")" != '#!' ]; then
+    echo 0
+  elif head -1 "$1" | grep -q python; then
+    echo 1
+  elif sed -n 2p "$1" | grep -q "^'''exec'"; then
+    echo 3
+  else
+    echo 0
+  fi
 }
 
 build_release() {
