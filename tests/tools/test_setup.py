@@ -1,11 +1,13 @@
 """The tree's Python environment and builds, as ./dev makes them (tools/dev/common.sh, tools/dev/wheel.sh)."""
 
+import fcntl
 import hashlib
 import os
 import pwd
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,26 @@ def test_a_tree_whose_path_the_kernel_does_not_take_for_an_interpreter(tree, nam
 def test_an_environment_that_fits_stays(tree):
     assert set_up(tree) == set_up(tree)
     assert module_of([tree / ".venv/bin/tool"]) == str(tree / "python" / "probe" / "__init__.py")
+
+
+def test_a_second_run_of_the_suites_leaves_the_first_its_results(tmp_path):
+    script = tmp_path / "tools" / "dev" / "run_suites.py"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "tools/dev/run_suites.py", script)
+    result = tmp_path / "build" / "test-results" / "first.xml"
+    result.parent.mkdir(parents=True)
+    result.touch()
+
+    def second_run():
+        command = [sys.executable, script, "--only", "^none$"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    with open(tmp_path / "build" / "test-results.lock", "w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        refused = second_run()
+        assert refused.returncode == 1 and "another run is under way in this tree" in refused.stderr
+        assert result.exists()
+    assert second_run().stdout.endswith("0 passed, 0 failed\n") and not result.exists()
 
 
 def test_device_code_does_not_need_the_wheels_compiler(tmp_path):
