@@ -76,6 +76,35 @@ def test_an_environment_that_fits_stays(tree):
     assert module_of([tree / ".venv/bin/tool"]) == str(tree / "python" / "probe" / "__init__.py")
 
 
+def test_two_trees_fill_one_cache(tree):
+    """The second comes while the first makes the environment."""
+    cache = tree.parent / "cache"
+    shutil.rmtree(cache)
+    second = tree.parent / "second"
+    shutil.copytree(tree, second)
+    script = f'PACELINE_CACHE="{cache}"; . "{COMMON}"; setup_python main'
+    first = subprocess.Popen(["bash", "-euc", script], cwd=tree)
+    try:
+        while not list(cache.glob("venv-main-*/bin/python3")):
+            assert first.poll() is None
+        set_up(second)
+        assert first.wait(timeout=60) == 0
+    finally:
+        first.kill()
+        first.wait()
+    for one in (tree, second):
+        own = str(one / "python" / "probe" / "__init__.py")
+        assert module_of([one / ".venv/bin/python3", "-c", "import probe; print(probe.__file__)"]) == own
+
+
+def test_a_cache_that_can_t_be_written_is_named(tree):
+    (tree / "file").touch()
+    script = f'PACELINE_CACHE="{tree}/file/cache"; . "{COMMON}"; setup_python main'
+    done = subprocess.run(["bash", "-euc", script], cwd=tree, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "file/cache/lock can't be written; PACELINE_CACHE names another cache" in done.stderr
+
+
 def test_a_second_run_of_the_suites_leaves_the_first_its_results(tmp_path):
     script = tmp_path / "tools" / "dev" / "run_suites.py"
     script.parent.mkdir(parents=True)

@@ -22,7 +22,7 @@ fetch_source() {
   (cd "$dir" && apt-get "${options[@]}" source --download-only "$name" && mkdir tree && tar xf ./*.orig.tar.* -C tree --strip-components=1)
   touch "$dir/complete"
 }
-fetch_source highway
+under_lock "$PACELINE_CACHE/lock" fetch_source highway
 
 # Headers only of what is taken from the system: its C library must stay out of sight of the cross compiler.
 build=build-wheel
