@@ -237,6 +237,15 @@ def test_output_that_is_lost_is_no_success(paceline):
     assert "output can't be written: No space left on device" in result.stderr, result.stderr
 
 
+def test_a_rank_s_file_that_is_not_whole_is_no_success(paceline, tmp_path):
+    (tmp_path / "rank.1").mkdir()
+    (tmp_path / "rank.1" / "stdout").symlink_to("/dev/full")
+    result = run([paceline, "run", "-np", 2, "--output-filename", tmp_path, "--", "echo", "hello"])
+    assert result.returncode == 1
+    assert result.stdout == "hello\nhello\n" and (tmp_path / "rank.0" / "stdout").read_text() == "hello\n"
+    assert "rank 1: output file" in result.stderr and "No space left on device" in result.stderr, result.stderr
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_caller_that_has_closed_its_standard_descriptors(paceline, tmp_path, closed):
     """As a daemon does: what the launcher opens must not take their places."""
