@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 
@@ -244,6 +245,17 @@ def test_a_rank_s_file_that_is_not_whole_is_no_success(paceline, tmp_path):
     assert result.returncode == 1
     assert result.stdout == "hello\nhello\n" and (tmp_path / "rank.0" / "stdout").read_text() == "hello\n"
     assert "rank 1: output file" in result.stderr and "No space left on device" in result.stderr, result.stderr
+
+
+def test_a_rank_that_can_t_be_made_says_why():
+    """A user of its own with two processes: the launcher, and what guards the rank."""
+    with tempfile.TemporaryDirectory(prefix="paceline-program-") as folder:
+        os.chmod(folder, 0o755)
+        program = shutil.copy(ROOT / "build/bin/paceline", f"{folder}/paceline")
+        user = ["setpriv", "--reuid", 54321, "--regid", 54321, "--clear-groups"]
+        result = run(["prlimit", "--nproc=2", *user, program, "run", "-np", 1, "--", "some-command"])
+    assert result.returncode == 126
+    assert "paceline run: 'some-command': Resource temporarily unavailable" in result.stderr, result.stderr
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
