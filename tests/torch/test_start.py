@@ -60,6 +60,12 @@ def test_quiet():
     assert "paceline:" not in output, output
 
 
+def test_a_setting_without_effect_is_warned_of_once():
+    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", HOROVOD_CYCLE_TIME="0")
+    expect(code, output, "paceline")
+    assert output.count("HOROVOD_CYCLE_TIME is known but has no effect yet") == 1, output
+
+
 def test_switched_off():
     code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", PACELINE_DISABLE="1")
     assert code == 0 and "hook 'paceline'" not in output and "paceline:" not in output, output
