@@ -151,3 +151,10 @@ def test_without_a_home(clear):
     asked = ["env", "-u", "PACELINE_CACHE", *clear, "bash", "-euc", f'. "{COMMON}"; echo "$PACELINE_CACHE"']
     assert module_of(asked) == f"{pwd.getpwuid(os.getuid()).pw_dir}/.cache/paceline"
     assert "./dev test" in module_of(["env", *clear, ROOT / "dev", "help"])
+
+
+@pytest.mark.parametrize("name", ["libpaceline.so", "libpaceline_cuda.so", "libpaceline_tensorflow.so"])
+def test_libraries_are_looked_for_beside_each_other_alone(name):
+    """As the wheel demands: a folder of the machine that built them may hold anything on another one."""
+    header = module_of(["objdump", "-p", ROOT / "build" / "lib" / name])
+    assert {line.split()[1] for line in header.splitlines() if "PATH  " in line} <= {"$ORIGIN"}
