@@ -48,6 +48,7 @@ rm -rf "$stage"; mkdir -p "$stage"
 cp -r python/. "$stage/"
 find "$stage" -name __pycache__ -prune -exec rm -rf {} +
 mkdir -p "$stage/paceline/lib" "$stage/paceline/bin" dist
+cp -r examples "$stage/paceline/"
 cp "$build"/lib/*.so "$stage/paceline/lib/"
 cp "$build/bin/paceline" "$stage/paceline/bin/paceline"
 strip "$stage"/paceline/lib/*.so "$stage/paceline/bin/paceline"
@@ -70,5 +71,7 @@ rm -rf "$trial"; /usr/bin/python3 -m venv "$trial"
 (cd / && env -u PYTHONPATH "$OLDPWD/$trial/bin/python" -c 'import paceline; print("paceline", paceline.__version__)' && "$OLDPWD/$trial/bin/paceline" --version &&
   "$OLDPWD/$trial/bin/python" -c 'import ctypes, glob, os, paceline
 for library in glob.glob(os.path.join(os.path.dirname(paceline.__file__), "lib", "*.so")): ctypes.CDLL(library)' &&
+  "$OLDPWD/$trial/bin/python" -m paceline.compat --install perseus --target "$OLDPWD/$trial/compat" &&
+  "$OLDPWD/$trial/bin/python" -m py_compile "$OLDPWD/$trial/compat/perseus/examples/pytorch_native_ddp_demo.py" &&
   "$OLDPWD/$trial/bin/paceline" run -np 2 -- "$OLDPWD/$trial/bin/python" -m paceline.selftest)
 say "$wheel needs $newest and nothing else"
