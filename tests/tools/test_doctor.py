@@ -119,9 +119,19 @@ def test_a_secret_that_others_can_read_is_pointed_out(tmp_path):
     path = tmp_path / "secret"
     path.write_text("0123456789abcdef0123456789abcdef")
     path.chmod(0o644)
-    assert "chmod 600" in findings(PACELINE_SECRET_FILE=str(path))["secret"]["fix"]
+    finding = findings(PACELINE_SECRET_FILE=str(path))["secret"]
+    assert finding["verdict"] == "FAILURE" and "chmod 600" in finding["fix"]
     path.chmod(0o600)
     assert findings(PACELINE_SECRET_FILE=str(path))["secret"]["verdict"] == "ok"
+
+
+@pytest.mark.parametrize(("content", "found"), [("", "holds 0 characters"), ("too short\n", "holds 9 characters")])
+def test_a_secret_that_ranks_refuse_stops_a_job(tmp_path, content, found):
+    path = tmp_path / "secret"
+    path.write_text(content)
+    path.chmod(0o600)
+    finding = findings(PACELINE_SECRET_FILE=str(path))["secret"]
+    assert finding["verdict"] == "FAILURE" and found in finding["found"] and "openssl" in finding["fix"]
 
 
 def test_settings_show_value_and_source():
