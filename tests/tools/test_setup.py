@@ -5,6 +5,7 @@ import hashlib
 import os
 import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -158,3 +159,14 @@ def test_libraries_are_looked_for_beside_each_other_alone(name):
     """As the wheel demands: a folder of the machine that built them may hold anything on another one."""
     header = module_of(["objdump", "-p", ROOT / "build" / "lib" / name])
     assert {line.split()[1] for line in header.splitlines() if "PATH  " in line} <= {"$ORIGIN"}
+
+
+def test_a_tree_whose_path_has_a_blank_is_linked(tmp_path):
+    """The linker gets the list of what is exported as one word."""
+    tree, build = tmp_path / "my tree", tmp_path / "build"
+    tree.symlink_to(ROOT)
+    configure = ["cmake", "-S", tree, "-B", build, "-G", "Ninja", "-DPACELINE_TESTS=OFF"]
+    subprocess.run(configure, check=True, capture_output=True, timeout=300)
+    for library, folder in (("libpaceline.so", "capi"), ("libpaceline_cuda.so", "gpu")):
+        link = module_of(["ninja", "-C", build, "-t", "commands", "-s", f"lib/{library}"]).splitlines()[-1]
+        assert f"-Wl,--version-script={tree}/src/{folder}/exports.map" in shlex.split(link)
