@@ -20,11 +20,15 @@ def program() -> Path:
 
 
 def main() -> None:
-    path = program()
-    # A wheel may have been unpacked by a tool that drops the executable bit.
-    if not os.access(path, os.X_OK):
-        path.chmod(0o755)
-    os.execv(path, ["paceline", *sys.argv[1:]])
+    try:
+        path = program()
+        # A wheel may have been unpacked by a tool that drops the executable bit.
+        if not os.access(path, os.X_OK):
+            path.chmod(0o755)
+        os.execv(path, ["paceline", *sys.argv[1:]])
+    except OSError as error:
+        named = f"{error.filename or path}: {error.strerror}" if error.strerror else str(error)
+        sys.exit(f"paceline: {named}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@
 namespace paceline::capi {
 namespace {
 
+constexpr uint64_t kAnyParameter = 4 << 20;
+
 std::string plural(int n, const char* what) {
   return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
 }
@@ -31,10 +33,13 @@ std::string codec_words(const plan::CodecSpec& c, const Settings& settings) {
 std::string start_line(const bootstrap::Job& job, const Settings& settings,
                        const engine::EngineOptions& options) {
   const auto& t = job.topology;
-  // What a bucket of gradients will take.
+  // What a bucket of gradients will take; without fusion it is a parameter, which may have any size.
+  auto bucket = static_cast<uint64_t>(settings.integer("fusion_threshold"));
+  if (bucket == 0) bucket = kAnyParameter;
+  if (settings.text("codec") == "topk")
+    bucket = std::max(bucket, static_cast<uint64_t>(settings.integer("topk_threshold")));
   plan::PlanRequest request;
-  request.count = std::max<uint64_t>(
-      static_cast<uint64_t>(settings.integer("fusion_threshold")) / sizeof(float), 1);
+  request.count = std::max<uint64_t>(bucket / sizeof(float), 1);
   request.op = ReduceOp::kAverage;
   request.inner_size = options.inner_size;
   request.lanes = options.lanes;

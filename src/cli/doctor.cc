@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/settings.h"
+#include "bootstrap/secret.h"
 #include "cli/commands.h"
 #include "cli/doctor_checks.h"
 #include "paceline/comm.h"
@@ -120,17 +121,22 @@ void check_settings(Findings& findings) {
   for (const auto& warning : settings->warnings())
     findings.push_back({"settings", Verdict::kNote, warning, "unset it to silence this"});
   check_codec(*settings, findings);
+  constexpr const char* kMakeSecret =
+      "create it on every node: openssl rand -hex 32 > FILE; chmod 600 FILE";
+  auto no_environment = [](const std::string&) { return std::optional<std::string>(); };
   if (settings->is_set("secret_file")) {
     const auto& path = settings->text("secret_file");
     struct stat info {};
     if (access(path.c_str(), R_OK) != 0 || stat(path.c_str(), &info) != 0) {
       findings.push_back({"secret", Verdict::kFailure,
                           fmt::format("PACELINE_SECRET_FILE={} cannot be read", path),
-                          "create it on every node: openssl rand -hex 32 > FILE; chmod 600 FILE"});
-    } else if (info.st_mode & 077) {
-      findings.push_back({"secret", Verdict::kWarning,
-                          fmt::format("{} is readable by others", path),
-                          fmt::format("chmod 600 {}", path)});
+                          kMakeSecret});
+    } else if (auto secret = bootstrap::find_secret(*settings, {}, no_environment);
+               !secret.is_ok()) {
+      // The ranks' own question: what they refuse would stop a job.
+      findings.push_back({"secret", Verdict::kFailure, secret.status().message(),
+                          (info.st_mode & 077) != 0 ? fmt::format("chmod 600 {}", path)
+                                                    : std::string(kMakeSecret)});
     } else {
       findings.push_back({"secret", Verdict::kGood, path, ""});
     }

@@ -1,4 +1,10 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iostream>
 
 #include "cli/commands.h"
 #include "paceline/comm.h"
@@ -10,6 +16,39 @@ constexpr paceline::cli::AddCommand kCommands[] = {
     paceline::cli::add_lab_bytes, paceline::cli::add_bench,
 };
 
+/// A socket or a pipe that is opened later must not become standard input or output because the caller has closed that
+/// one: ranks' lines would be written into it, and the job would wait for it forever.
+void fill_standard_descriptors() {
+  for (int descriptor = 0; descriptor < 3; ++descriptor) {
+    if (::fcntl(descriptor, F_GETFD) >= 0 || errno != EBADF) continue;
+    [[maybe_unused]] int null = ::open("/dev/null", descriptor == 0 ? O_RDONLY : O_WRONLY);
+  }
+}
+
+/// An exit code of 0 must not stand for a page that a full disk has cut off.
+int unless_output_is_lost(int code) {
+  errno = 0;
+  std::cout.flush();
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good()) return code;
+  const int why = errno;
+  std::fprintf(stderr, "paceline: output can't be written%s%s\n", why == 0 ? "" : ": ",
+               why == 0 ? "" : std::strerror(why));
+  return code == 0 ? 1 : code;
+}
+
+/// The parser alone would only say that a command is missing.
+bool is_no_command(const CLI::App& app, const std::vector<std::string>& words) {
+  if (words.empty() || words[0].starts_with("-")) return false;
+  std::string known;
+  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name() == words[0]) return false;
+    known += (known.empty() ? "" : ", ") + command->get_name();
+  }
+  std::fprintf(stderr, "paceline: '%s' is no command; there are %s (paceline COMMAND --help)\n",
+               words[0].c_str(), known.c_str());
+  return true;
+}
+
 int run_main(int argc, char** argv) {
   CLI::App app("Paceline: distributed training, fast on plain Ethernet", "paceline");
   app.set_version_flag("--version", std::string("paceline ") + paceline_version());
@@ -18,6 +57,7 @@ int run_main(int argc, char** argv) {
   for (auto add : kCommands) add(app, invocation);
 
   std::vector<std::string> words(argv + 1, argv + argc);
+  if (is_no_command(app, words)) return 2;
   if (!words.empty() && words[0] == "run") words = paceline::cli::normalise_run_arguments(words);
   auto mark = std::find(words.begin(), words.end(), "--");
   if (mark != words.end()) invocation.command.assign(mark + 1, words.end());
@@ -35,7 +75,8 @@ int run_main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return run_main(argc, argv);
+    fill_standard_descriptors();
+    return unless_output_is_lost(run_main(argc, argv));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "paceline: %s\n", error.what());
     return 1;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -23,6 +24,8 @@ namespace paceline::cli {
 namespace {
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
+
+constexpr int kMostRanks = 1 << 20;  // what a rank's number may be (bootstrap/identity.cc)
 
 struct RunOptions {
   int np = 0;
@@ -99,6 +102,14 @@ Result<Variables> exported_variables(const RunOptions& options) {
   return variables;
 }
 
+/// The parser's own check takes NaN, and names a bound of 300 digits.
+std::string is_positive(const std::string& text) {
+  double number = 0;
+  const bool is_good =
+      CLI::detail::lexical_cast(text, number) && std::isfinite(number) && number > 0;
+  return is_good ? "" : fmt::format("'{}' is no number above 0", text);
+}
+
 bool starts_with_any(std::string_view name, std::initializer_list<std::string_view> prefixes) {
   return std::any_of(prefixes.begin(), prefixes.end(),
                      [&](auto prefix) { return name.starts_with(prefix); });
@@ -148,6 +159,8 @@ struct Launch {
 };
 
 Result<Launch> prepare(const RunOptions& options, const std::vector<std::string>& words) {
+  if (options.ssh.find_first_not_of(" \t\n") == std::string::npos)
+    return Status(Code::kInvalidArgument, "--ssh names no program; give one, as 'ssh -p 2222'");
   PACELINE_ASSIGN(auto places, placements(options));
   PACELINE_ASSIGN(auto exported, exported_variables(options));
   PACELINE_ASSIGN(auto own, launcher_address(places));
@@ -238,7 +251,7 @@ void add_run(CLI::App& app, Invocation& invocation) {
   auto options = std::make_shared<RunOptions>();
   auto* command = app.add_subcommand("run", "Start a command on every rank of a job");
   command->add_option("-n,--np", options->np, "number of processes (default: all slots)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, kMostRanks));
   command->add_option("-H,--host,--hosts", options->hosts, "host:slots,… (default: this machine)");
   command->add_option("--hostfile,--machinefile", options->hostfile,
                       "file with one 'host slots=N' a line");
@@ -250,7 +263,7 @@ void add_run(CLI::App& app, Invocation& invocation) {
   command
       ->add_option("--start-timeout", options->start_timeout,
                    "seconds until all ranks must have joined (default: PACELINE_START_TIMEOUT)")
-      ->check(CLI::PositiveNumber);
+      ->check(is_positive);
   command->add_option("--ssh", options->ssh, "the ssh program with its options: 'ssh -p 2222'");
   command->footer(
       "paceline run [OPTIONS] [--] COMMAND [ARGUMENTS…]\n"

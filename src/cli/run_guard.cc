@@ -34,6 +34,13 @@ Result<Pipe> make_pipe() {
   return Pipe{ends[0], ends[1]};
 }
 
+/// On the command's standard error, where the launcher reads it.
+[[noreturn]] void give_up(const Command& command, int why, int exit_code) {
+  auto text = fmt::format("paceline run: '{}': {}\n", command.arguments[0], std::strerror(why));
+  [[maybe_unused]] auto written = ::write(2, text.data(), text.size());
+  ::_exit(exit_code);
+}
+
 [[noreturn]] void execute(const Command& command) {
   for (const auto& name : command.unset) ::unsetenv(name.c_str());
   for (const auto& [name, value] : command.environment) ::setenv(name.c_str(), value.c_str(), 1);
@@ -44,9 +51,7 @@ Result<Pipe> make_pipe() {
   arguments.push_back(nullptr);
   ::execvp(arguments[0], arguments.data());
   int why = errno;
-  auto text = fmt::format("paceline run: '{}': {}\n", command.arguments[0], std::strerror(why));
-  [[maybe_unused]] auto written = ::write(2, text.data(), text.size());
-  ::_exit(why == ENOENT ? 127 : 126);
+  give_up(command, why, why == ENOENT ? 127 : 126);
 }
 
 /// The first process of the command's group: signals as the launcher found them, no orphan if the
@@ -120,7 +125,7 @@ Result<Pipe> make_pipe() {
   pid_t guard = ::getpid();
   pid_t child = ::fork();
   if (child == 0) become_command(command, guard);
-  if (child < 0) ::_exit(126);
+  if (child < 0) give_up(command, errno, 126);
   ::setpgid(child, child);
   // The command alone holds its output: when it has ended, the launcher sees the end of the stream.
   int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);

@@ -351,8 +351,9 @@ void Job::drain() {
     running.output->flush();
     running.error->flush();
     for (auto* stream : {running.output.get(), running.error.get()}) {
-      if (!stream->status().is_ok())
-        say(fmt::format("rank {}: {}", running.process->rank, stream->status().message()));
+      if (stream->status().is_ok()) continue;
+      say(fmt::format("rank {}: {}", running.process->rank, stream->status().message()));
+      if (exit_code_ == 0) exit_code_ = kOutputLost;
     }
   }
   for (bool was_said = false;;) {

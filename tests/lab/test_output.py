@@ -48,6 +48,16 @@ def test_a_full_disk_is_told():
     assert "No space left" in done.stderr
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_caller_that_has_closed_its_standard_descriptors(closed):
+    """As a daemon does: what the lab opens must not take their places."""
+    script = f"exec {PROGRAM} lab --loopback --quiet --nodes 1 -- sh -c 'echo out; echo err >&2' {closed}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ("" if ">&-" in closed.split() else "[0] out\n")
+    assert done.stderr == ("" if "2>&-" in closed else "[0] err\n")
+
+
 def test_a_lost_reader_ends_the_lab_as_it_ends_others():
     script = f"{PROGRAM} lab --loopback --quiet -- yes | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 
@@ -237,6 +238,39 @@ def test_output_that_is_lost_is_no_success(paceline):
     assert "output can't be written: No space left on device" in result.stderr, result.stderr
 
 
+def test_a_rank_s_file_that_is_not_whole_is_no_success(paceline, tmp_path):
+    (tmp_path / "rank.1").mkdir()
+    (tmp_path / "rank.1" / "stdout").symlink_to("/dev/full")
+    result = run([paceline, "run", "-np", 2, "--output-filename", tmp_path, "--", "echo", "hello"])
+    assert result.returncode == 1
+    assert result.stdout == "hello\nhello\n" and (tmp_path / "rank.0" / "stdout").read_text() == "hello\n"
+    assert "rank 1: output file" in result.stderr and "No space left on device" in result.stderr, result.stderr
+
+
+def test_a_rank_that_can_t_be_made_says_why():
+    """A user of its own with two processes: the launcher, and what guards the rank."""
+    with tempfile.TemporaryDirectory(prefix="paceline-program-") as folder:
+        os.chmod(folder, 0o755)
+        program = shutil.copy(ROOT / "build/bin/paceline", f"{folder}/paceline")
+        user = ["setpriv", "--reuid", 54321, "--regid", 54321, "--clear-groups"]
+        result = run(["prlimit", "--nproc=2", *user, program, "run", "-np", 1, "--", "some-command"])
+    assert result.returncode == 126
+    assert "paceline run: 'some-command': Resource temporarily unavailable" in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_caller_that_has_closed_its_standard_descriptors(paceline, tmp_path, closed):
+    """As a daemon does: what the launcher opens must not take their places."""
+    words = f"{paceline} run -np 2 --output-filename {tmp_path} -- sh -c 'cat; echo out; echo err >&2'"
+    result = run(["bash", "-c", f"exec {words} {closed}"], timeout=60)
+    assert result.returncode == 0, result.stderr
+    for rank in range(2):
+        folder = tmp_path / f"rank.{rank}"
+        assert ((folder / "stdout").read_text(), (folder / "stderr").read_text()) == ("out\n", "err\n")
+    assert result.stdout == ("" if ">&-" in closed.split() else "out\n" * 2)
+    assert result.stderr == ("" if "2>&-" in closed else "err\n" * 2)
+
+
 def test_a_slow_reader_gets_all(paceline):
     script = "import sys; sys.stdout.writelines(f'{i:07}\\n' for i in range(400_000))"
     with launched([paceline, "run", "-np", "1", "--", "python3", "-c", script], stdout=subprocess.PIPE) as process:
@@ -275,6 +309,9 @@ def test_in_a_pipeline(paceline):
         (["-x", "1bad=2", "true"], "1bad"),
         (["-H", "-oProxyCommand=x", "true"], "no host name"),
         (["--output-filename", "/proc/nowhere", "true"], "/proc/nowhere"),
+        (["-np", "0", "true"], "Value 0 not in range 1 to 1048576"),
+        (["--start-timeout", "nan", "true"], "'nan' is no number above 0"),
+        (["--ssh", " ", "-H", "127.0.0.2", "true"], "--ssh names no program"),
     ],
 )
 def test_wrong_usage_is_named(paceline, arguments, names):

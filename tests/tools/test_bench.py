@@ -96,6 +96,13 @@ def test_sums_are_right(words):
     assert codes == [0, 0], err  # the bench compares a sample of the sum with the ranks' values
 
 
+def test_as_many_operations_as_are_asked_for(tmp_path):
+    report = tmp_path / "lines.json"
+    words = ("--np", 2, "--bytes", 4, "--iterations", 2500, "--turns", 1, "--json", report)
+    assert bench("allreduce", *words).returncode == 0
+    assert [row["iterations"] for row in lines(report)] == [2500]
+
+
 def test_starts_ranks_itself():
     done = bench("allreduce", "--np", 2, "--bytes", "64KiB", "--iterations", 2, "--turns", 1)
     assert done.returncode == 0, done.stderr
@@ -121,6 +128,8 @@ def test_vs_gloo_takes_turns_and_writes_peer_lines(tmp_path):
         (["nonsense"], "nonsense"),
         (["allreduce", "--bytes", "many"], "many"),
         (["allreduce", "--dtype", "float8"], "float8"),
+        (["allreduce", "--np", 2, "--bytes", "4,-1"], "--bytes: a size is from 0 to 1EiB"),
+        (["allreduce", "--np", 2, "--codec", "topk", "--ratio", 0], "--ratio: a share is above 0"),
     ],
 )
 def test_bad_words_are_named(words, named):

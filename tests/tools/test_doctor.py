@@ -61,6 +61,24 @@ def test_what_would_stop_a_job_fails_by_name(variables, subject, words):
     assert words in finding["found"]
 
 
+@pytest.mark.parametrize(
+    "words", [["doctor"], ["doctor", "--json"], ["doctor", "--settings", "--markdown"], ["--help"]]
+)
+def test_a_page_that_a_full_disk_has_cut_is_no_success(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 1
+    assert "can't be written" in done.stderr
+
+
+def test_a_misspelt_command_is_named_beside_those_that_there_are():
+    done = subprocess.run([PROGRAM, "docter"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "'docter'" in done.stderr and "doctor" in done.stderr and "lab-bytes" in done.stderr
+
+
 def test_a_codec_that_may_not_keep_up_is_pointed_out():
     warning = findings(PACELINE_CODEC="topk", PACELINE_TOPK_RATIO="0.001")["codec"]
     assert warning["verdict"] == "warning"
@@ -101,9 +119,19 @@ def test_a_secret_that_others_can_read_is_pointed_out(tmp_path):
     path = tmp_path / "secret"
     path.write_text("0123456789abcdef0123456789abcdef")
     path.chmod(0o644)
-    assert "chmod 600" in findings(PACELINE_SECRET_FILE=str(path))["secret"]["fix"]
+    finding = findings(PACELINE_SECRET_FILE=str(path))["secret"]
+    assert finding["verdict"] == "FAILURE" and "chmod 600" in finding["fix"]
     path.chmod(0o600)
     assert findings(PACELINE_SECRET_FILE=str(path))["secret"]["verdict"] == "ok"
+
+
+@pytest.mark.parametrize(("content", "found"), [("", "holds 0 characters"), ("too short\n", "holds 9 characters")])
+def test_a_secret_that_ranks_refuse_stops_a_job(tmp_path, content, found):
+    path = tmp_path / "secret"
+    path.write_text(content)
+    path.chmod(0o600)
+    finding = findings(PACELINE_SECRET_FILE=str(path))["secret"]
+    assert finding["verdict"] == "FAILURE" and found in finding["found"] and "openssl" in finding["fix"]
 
 
 def test_settings_show_value_and_source():

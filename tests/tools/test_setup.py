@@ -1,13 +1,20 @@
-"""The tree's Python environment, as ./dev makes it (tools/dev/common.sh)."""
+"""The tree's Python environment and builds, as ./dev makes them (tools/dev/common.sh, tools/dev/wheel.sh)."""
 
+import fcntl
 import hashlib
+import os
+import pwd
+import re
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-COMMON = Path(__file__).resolve().parents[2] / "tools" / "dev" / "common.sh"
+ROOT = Path(__file__).resolve().parents[2]
+COMMON = ROOT / "tools" / "dev" / "common.sh"
 
 
 @pytest.fixture
@@ -48,6 +55,118 @@ def test_a_tree_that_was_copied_or_moved_uses_its_own_python(tree, relocate):
     assert module_of([other / ".venv/bin/tool"]) == own
 
 
+@pytest.mark.parametrize("name", ["with a blank", "n" * 150])
+def test_a_tree_whose_path_the_kernel_does_not_take_for_an_interpreter(tree, name):
+    """Neither the tree's nor the cache's: pip's own scripts then begin with lines for the shell."""
+    (base,) = (tree.parent / "cache").iterdir()
+    beginning = f"#!/bin/sh\n'''exec' \"{base}/bin/python3\" \"$0\" \"$@\"\n' '''\n"
+    (base / "bin" / "other").write_text(beginning + "import probe, sys\nprint(probe.__file__, *sys.argv[1:])\n")
+    (base / "bin" / "other").chmod(0o755)
+    other = tree.parent / name / "tree"
+    other.parent.mkdir()
+    shutil.move(tree, other)
+    shutil.move(tree.parent / "cache", other.parent / "cache")
+    set_up(other)
+    own = str(other / "python" / "probe" / "__init__.py")
+    assert module_of([other / ".venv/bin/tool"]) == own
+    assert module_of([other / ".venv/bin/other", "a word", "b"]) == f"{own} a word b"
+
+
 def test_an_environment_that_fits_stays(tree):
     assert set_up(tree) == set_up(tree)
     assert module_of([tree / ".venv/bin/tool"]) == str(tree / "python" / "probe" / "__init__.py")
+
+
+def test_two_trees_fill_one_cache(tree):
+    """The second comes while the first makes the environment."""
+    cache = tree.parent / "cache"
+    shutil.rmtree(cache)
+    second = tree.parent / "second"
+    shutil.copytree(tree, second)
+    script = f'PACELINE_CACHE="{cache}"; . "{COMMON}"; setup_python main'
+    first = subprocess.Popen(["bash", "-euc", script], cwd=tree)
+    try:
+        while not list(cache.glob("venv-main-*/bin/python3")):
+            assert first.poll() is None
+        set_up(second)
+        assert first.wait(timeout=60) == 0
+    finally:
+        first.kill()
+        first.wait()
+    for one in (tree, second):
+        own = str(one / "python" / "probe" / "__init__.py")
+        assert module_of([one / ".venv/bin/python3", "-c", "import probe; print(probe.__file__)"]) == own
+
+
+def test_a_cache_that_can_t_be_written_is_named(tree):
+    (tree / "file").touch()
+    script = f'PACELINE_CACHE="{tree}/file/cache"; . "{COMMON}"; setup_python main'
+    done = subprocess.run(["bash", "-euc", script], cwd=tree, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "file/cache/lock can't be written; PACELINE_CACHE names another cache" in done.stderr
+
+
+def test_a_second_run_of_the_suites_leaves_the_first_its_results(tmp_path):
+    script = tmp_path / "tools" / "dev" / "run_suites.py"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "tools/dev/run_suites.py", script)
+    result = tmp_path / "build" / "test-results" / "first.xml"
+    result.parent.mkdir(parents=True)
+    result.touch()
+
+    def second_run():
+        command = [sys.executable, script, "--only", "^none$"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    with open(tmp_path / "build" / "test-results.lock", "w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        refused = second_run()
+        assert refused.returncode == 1 and "another run is under way in this tree" in refused.stderr
+        assert result.exists()
+    assert second_run().stdout.endswith("0 passed, 0 failed\n") and not result.exists()
+
+
+def test_device_code_does_not_need_the_wheels_compiler(tmp_path):
+    """nvcc knows no cross compiler: it is given the one that the wheel's build names for it."""
+    nvcc, log = tmp_path / "nvcc", tmp_path / "log"
+    nvcc.write_text(
+        f'#!/bin/sh\n[ "$1" = --list-gpu-code ] && echo sm_90 && exit\necho "$@" >>{log}\n'
+        'while [ $# -gt 0 ]; do case "$1" in -o|-MF) : >"$2" ;; esac; shift; done\n'
+    )
+    nvcc.chmod(0o755)
+    named = re.findall(r'-DPACELINE_NVCC_CXX="[^"]*"', (ROOT / "tools/dev/wheel.sh").read_text())
+    host = subprocess.run(["bash", "-c", f"echo {' '.join(named)}"], capture_output=True, text=True, check=True).stdout
+    options = [f"-DPACELINE_NVCC={nvcc}", "-DPACELINE_TESTS=OFF", "-DCMAKE_CXX_COMPILER=clang++", *host.split()]
+    for command in (
+        ["cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja", *options],
+        ["ninja", "-C", tmp_path / "build", "src/device/cuda/dense.fatbin"],
+    ):
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+    words = log.read_text().split()
+    assert words[words.index("-ccbin") + 1] == shutil.which("g++")
+
+
+@pytest.mark.parametrize("clear", [["-u", "HOME"], ["HOME="]])
+def test_without_a_home(clear):
+    """As in services and some containers: the cache lies in the user's own folder all the same."""
+    asked = ["env", "-u", "PACELINE_CACHE", *clear, "bash", "-euc", f'. "{COMMON}"; echo "$PACELINE_CACHE"']
+    assert module_of(asked) == f"{pwd.getpwuid(os.getuid()).pw_dir}/.cache/paceline"
+    assert "./dev test" in module_of(["env", *clear, ROOT / "dev", "help"])
+
+
+@pytest.mark.parametrize("name", ["libpaceline.so", "libpaceline_cuda.so", "libpaceline_tensorflow.so"])
+def test_libraries_are_looked_for_beside_each_other_alone(name):
+    """As the wheel demands: a folder of the machine that built them may hold anything on another one."""
+    header = module_of(["objdump", "-p", ROOT / "build" / "lib" / name])
+    assert {line.split()[1] for line in header.splitlines() if "PATH  " in line} <= {"$ORIGIN"}
+
+
+def test_a_tree_whose_path_has_a_blank_is_linked(tmp_path):
+    """The linker gets the list of what is exported as one word."""
+    tree, build = tmp_path / "my tree", tmp_path / "build"
+    tree.symlink_to(ROOT)
+    configure = ["cmake", "-S", tree, "-B", build, "-G", "Ninja", "-DPACELINE_TESTS=OFF"]
+    subprocess.run(configure, check=True, capture_output=True, timeout=300)
+    for library, folder in (("libpaceline.so", "capi"), ("libpaceline_cuda.so", "gpu")):
+        link = module_of(["ninja", "-C", build, "-t", "commands", "-s", f"lib/{library}"]).splitlines()[-1]
+        assert f"-Wl,--version-script={tree}/src/{folder}/exports.map" in shlex.split(link)

@@ -60,6 +60,21 @@ def test_quiet():
     assert "paceline:" not in output, output
 
 
+def test_a_setting_without_effect_is_warned_of_once():
+    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", HOROVOD_CYCLE_TIME="0")
+    expect(code, output, "paceline")
+    assert output.count("HOROVOD_CYCLE_TIME is known but has no effect yet") == 1, output
+
+
+@pytest.mark.parametrize("most", ["0", "4096"])
+def test_top_k_is_named_where_only_long_parameters_take_it(most):
+    """Buckets are parameters then, or those alone that are longer than a bucket."""
+    wishes = {"LIGHT_TOPK_ALLREDUCE": "1", "HOROVOD_FUSION_THRESHOLD": most}
+    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", **wishes)
+    expect(code, output, "paceline")
+    assert "top-k 1 % from 1048576 bytes on" in output, output
+
+
 def test_switched_off():
     code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", PACELINE_DISABLE="1")
     assert code == 0 and "hook 'paceline'" not in output and "paceline:" not in output, output

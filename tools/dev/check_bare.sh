@@ -4,7 +4,6 @@
 # nothing else is; --warm lends this machine's compiler cache too, which saves most of the time to build.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-export PACELINE_CACHE="${PACELINE_CACHE:-$HOME/.cache/paceline}"
 . tools/dev/common.sh
 [ "$(id -u)" = 0 ] || die "check-bare makes a system in a folder and needs root"
 command -v debootstrap >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -y -qq debootstrap

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
+import fcntl
 import glob
 import os
 import re
@@ -297,6 +298,18 @@ def build_all(only: re.Pattern[str], instrumented: bool) -> Tally:
     return tally
 
 
+def be_alone_in_this_tree() -> None:
+    """Until the process ends: a second run would take the first one's results away."""
+    OUT.parent.mkdir(exist_ok=True)
+    lock = os.open(OUT.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(
+            "run_suites: another run is under way in this tree; wait for it, or take a clone (git clone . ../other)"
+        )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="run the suites whose name matches this regular expression")
@@ -308,6 +321,7 @@ def main() -> int:
     if args.list:
         print("\n".join(s.name for s in all_suites()))
         return 0
+    be_alone_in_this_tree()
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     started = time.monotonic()

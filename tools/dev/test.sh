@@ -2,7 +2,6 @@
 # ./dev test: set up, build, run every suite; last line 'N passed, N failed'.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-export PACELINE_CACHE="${PACELINE_CACHE:-$HOME/.cache/paceline}"
 . tools/dev/common.sh
 setup_system
 for name in main tf215 tf221; do setup_python $name; done

@@ -4,7 +4,6 @@
 # else (Highway) built from Debian's source package.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-export PACELINE_CACHE="${PACELINE_CACHE:-$HOME/.cache/paceline}"
 . tools/dev/common.sh
 setup_system
 setup_python wheel
@@ -23,7 +22,7 @@ fetch_source() {
   (cd "$dir" && apt-get "${options[@]}" source --download-only "$name" && mkdir tree && tar xf ./*.orig.tar.* -C tree --strip-components=1)
   touch "$dir/complete"
 }
-fetch_source highway
+under_lock "$PACELINE_CACHE/lock" fetch_source highway
 
 # Headers only of what is taken from the system: its C library must stay out of sight of the cross compiler.
 build=build-wheel
@@ -34,10 +33,11 @@ for tool in c++ ar ranlib; do
   target=""; [ "$tool" = c++ ] && target="-target x86_64-linux-gnu.2.28"
   printf '#!/bin/sh\nexec "%s" %s %s "$@"\n' "$zig" "$tool" "$target" >"$build/zig-$tool"; chmod +x "$build/zig-$tool"
 done
+# nvcc does not know the cross compiler, and takes device code alone from the host's.
 say "compiling for glibc 2.28 (the first time builds the C++ library too: some minutes)"
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DPACELINE_TESTS=OFF \
   -DCMAKE_CXX_COMPILER="$PWD/$build/zig-c++" -DCMAKE_AR="$PWD/$build/zig-ar" -DCMAKE_RANLIB="$PWD/$build/zig-ranlib" \
-  -DCMAKE_CXX_COMPILER_LAUNCHER= -DCMAKE_CXX_FLAGS="-isystem $PWD/$build/include" \
+  -DPACELINE_NVCC_CXX="$(command -v g++)" -DCMAKE_CXX_COMPILER_LAUNCHER= -DCMAKE_CXX_FLAGS="-isystem $PWD/$build/include" \
   -DPACELINE_SODIUM="/usr/lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH)/libsodium.a" \
   -DPACELINE_HWY_SOURCE_DIR="$PACELINE_CACHE/source-highway/tree" -DPACELINE_SYSTEM_FMT=OFF >"$build/configure.log" || { tail -20 "$build/configure.log"; exit 1; }
 cmake --build "$build"
@@ -48,6 +48,7 @@ rm -rf "$stage"; mkdir -p "$stage"
 cp -r python/. "$stage/"
 find "$stage" -name __pycache__ -prune -exec rm -rf {} +
 mkdir -p "$stage/paceline/lib" "$stage/paceline/bin" dist
+cp -r examples "$stage/paceline/"
 cp "$build"/lib/*.so "$stage/paceline/lib/"
 cp "$build/bin/paceline" "$stage/paceline/bin/paceline"
 strip "$stage"/paceline/lib/*.so "$stage/paceline/bin/paceline"
@@ -70,5 +71,7 @@ rm -rf "$trial"; /usr/bin/python3 -m venv "$trial"
 (cd / && env -u PYTHONPATH "$OLDPWD/$trial/bin/python" -c 'import paceline; print("paceline", paceline.__version__)' && "$OLDPWD/$trial/bin/paceline" --version &&
   "$OLDPWD/$trial/bin/python" -c 'import ctypes, glob, os, paceline
 for library in glob.glob(os.path.join(os.path.dirname(paceline.__file__), "lib", "*.so")): ctypes.CDLL(library)' &&
+  "$OLDPWD/$trial/bin/python" -m paceline.compat --install perseus --target "$OLDPWD/$trial/compat" &&
+  "$OLDPWD/$trial/bin/python" -m py_compile "$OLDPWD/$trial/compat/perseus/examples/pytorch_native_ddp_demo.py" &&
   "$OLDPWD/$trial/bin/paceline" run -np 2 -- "$OLDPWD/$trial/bin/python" -m paceline.selftest)
 say "$wheel needs $newest and nothing else"

@@ -41,9 +41,10 @@ def of(process_group):
 
 
 def make_communicator(rank, size, store, prefix, timeout=0.0, announce=True):
-    """Creates a communicator, prints the start-up line (if asked) and the settings' warnings once, on rank 0."""
-    for warning in core.check_settings(_state.face):
-        _state.say_once(rank, warning)
+    """Creates a communicator, which warns of settings without effect, and prints the start-up line (if asked).
+
+    Both once, on rank 0.
+    """
     serial = _created.get(prefix, 0)
     _created[prefix] = serial + 1
     communicator = core.Communicator(

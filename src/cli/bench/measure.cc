@@ -97,8 +97,9 @@ int block_length(const Options& options, double seconds_each) {
   double whole =
       options.iterations > 0 ? options.iterations : options.seconds / std::max(seconds_each, 1e-7);
   double block = std::ceil(whole / options.turns);
+  if (options.iterations > 0) return static_cast<int>(block);
   // At least three a side and block: the first after a change of sides finds cold caches.
-  return static_cast<int>(std::clamp(block, options.iterations > 0 ? 1.0 : 3.0, 2000.0));
+  return static_cast<int>(std::clamp(block, 3.0, 2000.0));
 }
 
 Status warm_up(Turn& turn, GlooPeer* peer, Row& row, double& ours, double& theirs) {

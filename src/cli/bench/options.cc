@@ -5,6 +5,24 @@
 
 namespace paceline::bench {
 
+namespace {
+
+/// Of the number that the size's text has become. A sign wraps around there, and what is rounded up to pages must not.
+std::string is_size(const std::string& bytes) {
+  uint64_t number = 0;
+  const bool is_good = CLI::detail::lexical_cast(bytes, number) && number <= uint64_t{1} << 60;
+  return is_good ? "" : "a size is from 0 to 1EiB";
+}
+
+/// 0 stands for the settings' share inside, so nobody may ask for it.
+std::string is_share(const std::string& text) {
+  double share = 0;
+  const bool is_good = CLI::detail::lexical_cast(text, share) && share > 0 && share <= 1;
+  return is_good ? "" : "a share is above 0 and at most 1, not " + text;
+}
+
+}  // namespace
+
 int collective_code(const std::string& operation) {
   const std::vector<std::string> names = {"allreduce", "broadcast", "allgather", "reducescatter",
                                           "alltoall"};
@@ -31,7 +49,8 @@ void declare(CLI::App& command, Options& o) {
           "Sizes, separated by commas: 4,64KiB,64MiB. The buffer of all-reduce and broadcast, the "
           "whole of all blocks elsewhere")
       ->delimiter(',')
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(CLI::AsSizeValue(false))
+      ->check(is_size);
   command.add_option("--dtype", o.dtype, "Element type")
       ->check(CLI::IsMember({"float32", "float64", "float16", "bfloat16", "int32", "int64"}))
       ->capture_default_str();
@@ -40,8 +59,7 @@ void declare(CLI::App& command, Options& o) {
                   "How elements travel between nodes (settings: as the settings say)")
       ->check(CLI::IsMember({"none", "fp16", "bf16", "topk", "settings"}))
       ->capture_default_str();
-  command.add_option("--ratio", o.ratio, "top-k: share of the elements kept")
-      ->check(CLI::Range(0.0, 1.0));
+  command.add_option("--ratio", o.ratio, "top-k: share of the elements kept")->check(is_share);
   command.add_option("--algorithm", o.algorithm, "The plan's algorithm")
       ->check(CLI::IsMember({"auto", "ring", "doubling", "tree", "direct", "two_level", "sparse"}))
       ->capture_default_str();
