@@ -128,6 +128,7 @@ class Overlap:
         self.carrier = carrier
         self.error = None
         self.taken = 0  # buckets so far
+        self._passes = 0
         self.order = BucketOrder(carrier)
         self._names = names
         self._views = ddp.gradient_as_bucket_view
@@ -180,6 +181,7 @@ class Overlap:
         flight = self._known.get(index)
         if flight is None or not flight.is_of(buffer):
             flight = self._known[index] = Flight(bucket, self.carrier)
+            self._passes += 1
         else:
             flight.begin()
         self._flights.append(flight)
@@ -471,6 +473,8 @@ class Overlap:
             flight.owned is not None and flight.owned.keys() <= stepped and not flight.updates
             for flight in self._flights
         )
+        if self._views and self._passes == 1:
+            self.settle()  # DDP makes other buckets now, from what .grad holds
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
