@@ -51,5 +51,76 @@ def gradients_that_stay_while_ddp_makes_other_buckets():
         compare(program, make=functools.partial(model, gradient_as_bucket_view=True))
 
 
+@check
+def parameter_groups_that_change_between_backward_and_step():
+    def added(optimizer, layers):
+        optimizer.add_param_group({"params": layers[2], "lr": 0.2})
+
+    def appended(optimizer, layers):
+        optimizer.param_groups[0]["params"] += layers[2]
+
+    def dropped(optimizer, layers):
+        del optimizer.param_groups[1]
+
+    def thinned(optimizer, layers):
+        optimizer.param_groups[0]["params"] = layers[0][:1]
+
+    for change in (added, appended, dropped, thinned):
+        for before_step in (True, False):
+            made = []
+            for ours in (True, False):
+                one = model()
+                layers = layers_of(one)
+                optimizer = sgd([{"params": layers[0]}, {"params": layers[1], "lr": 0.1}])
+                if ours:
+                    overlapped(optimizer, one)
+                for step in range(5):
+                    optimizer.zero_grad()
+                    loss_of(one, step).backward()
+                    if step == 2 and before_step:
+                        change(optimizer, layers)
+                    optimizer.step()
+                    if step == 2 and not before_step:
+                        change(optimizer, layers)
+                made.append((one, optimizer))
+            (one, optimizer), (plain, reference) = made
+            assert_same_state(one, plain)
+            for mine, theirs in zip(one.parameters(), plain.parameters()):
+                assert same(optimizer.state.get(mine), reference.state.get(theirs))
+
+
+@check
+def an_optimizer_more_between_backward_and_step():
+    ends = []
+    for ours in (True, False):
+        one = model()
+        layers, optimizers = layers_of(one), []
+        for step in range(5):
+            if step == 0:
+                optimizers.append(sgd(layers[0] + layers[3]))
+            one.zero_grad()
+            loss_of(one, step).backward()
+            if step == 2:
+                optimizers.append(adam(layers[1]))
+            if ours and step in (0, 2):
+                overlapped(optimizers[-1], one)
+            for optimizer in optimizers:
+                optimizer.step()
+        ends.append(one.state_dict())
+    assert same(*ends)
+
+
+class Single(nn.Module):
+    """Parameters of one element, which torch can add to whatever their strides are."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.shift = nn.Parameter(torch.ones(1))
+
+    def forward(self, data):
+        return data * self.scale + self.shift
+
+
 if __name__ == "__main__":
     run()

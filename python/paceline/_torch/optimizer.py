@@ -179,6 +179,7 @@ class _Overlapped(_Distributed):
 
     def _paceline_own(self):
         parameters = [p for group in self.param_groups for p in group["params"]]
+        self._paceline_owned = {id(parameter) for parameter in parameters}
         for one in self._paceline_overlaps:
             one.own(self, parameters)
 
@@ -191,6 +192,8 @@ class _Overlapped(_Distributed):
         self._paceline_counted()
         groups = [{k: _captured(v) for k, v in group.items() if k != "params"} for group in self.param_groups]
         places = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
+        if places.keys() != self._paceline_owned:  # the script has changed its groups by itself
+            self._paceline_own()
 
         def update(pairs, gate=None):
             self._paceline_update(groups, places, pairs, gate)

@@ -155,11 +155,19 @@ class Overlap:
         weakref.finalize(ddp, self.end).atexit = False
 
     def own(self, optimizer, parameters):
-        """`optimizer` updates these parameters from now on."""
+        """`optimizer` updates these parameters from now on, and no others."""
+        for known in [known for known, owner in self._owners.items() if owner() is optimizer]:
+            del self._owners[known]
         for parameter in parameters:
             self._owners[id(parameter)] = weakref.ref(optimizer)
         for flight in self._known.values():
             flight.owned = None
+        for flight in self._flights:  # whose step may be yet to come
+            self._divide(flight)
+            left = [(p, g) for p, g in flight.foreign if self.pending(p)]
+            if left:
+                self._arrive(flight)
+                self._hand_out(flight, left)
 
     # --- the backward pass ------------------------------------------------------------------------------------------
 
