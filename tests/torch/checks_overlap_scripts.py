@@ -122,5 +122,39 @@ class Single(nn.Module):
         return data * self.scale + self.shift
 
 
+@check
+def backward_passes_that_ddp_takes_no_part_in():
+    """They add to .grad, also where it stands for a gradient on its way."""
+
+    def graph_used_twice(one, optimizer):
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = loss_of(one, step)
+            loss.backward(retain_graph=True)
+            loss.backward()
+            optimizer.step()
+
+    def around_ddp(one, optimizer):
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(one, step).backward()
+            loss_of(one.module, step + 1).backward()
+            optimizer.step()
+
+    def of_higher_order(one, optimizer):
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(one, step).backward()
+            loss_of(one.module, step + 1).backward(create_graph=True)
+            for parameter in one.parameters():
+                parameter.grad = parameter.grad.detach()
+            optimizer.step()
+
+    for program in (graph_used_twice, around_ddp, of_higher_order):
+        for views in (False, True):
+            for make in (model, lambda **given: model(module=Single(), **given)):
+                compare(program, make=functools.partial(make, gradient_as_bucket_view=views), each_rank_alike=False)
+
+
 if __name__ == "__main__":
     run()

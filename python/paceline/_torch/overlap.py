@@ -254,8 +254,17 @@ class Overlap:
         found = self._stand_ins.get(id(parameter))
         if found is None:
             name = self._names.get(id(parameter), "?")
-            found = self._stand_ins[id(parameter)] = PendingGradient.of(parameter, name)
+            found = self._stand_ins[id(parameter)] = PendingGradient.of(parameter, name, weakref.ref(self))
         return found
+
+    def in_hand(self, parameter):
+        """The parameter's .grad, waited for: a backward pass without communication adds to it."""
+        for flight in self._flights:
+            found = [(p, g) for p, g in flight.gradients if p is parameter]
+            if found:
+                self._arrive(flight)
+                self._hand_out(flight, found)
+        return parameter.grad
 
     def _hand_out(self, flight, pairs):
         """These gradients are in hand from now on, on the stream that asks."""
