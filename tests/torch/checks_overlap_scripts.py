@@ -156,5 +156,22 @@ def backward_passes_that_ddp_takes_no_part_in():
                 compare(program, make=functools.partial(make, gradient_as_bucket_view=views), each_rank_alike=False)
 
 
+@check
+def a_comm_hook_that_comes_later_is_refused():
+    one, plain = model(), model()
+    optimizer = overlapped(sgd(one.parameters()), one)
+    train(one, optimizer, 2)
+    raises(
+        paceline.UnsupportedError,
+        "register_comm_hook",
+        lambda: one.register_comm_hook(None, lambda state, bucket: bucket.buffer()),
+    )
+    train(one, optimizer, 2)
+    reference = sgd(plain.parameters())
+    train(plain, reference, 2)
+    train(plain, reference, 2)
+    assert_same_state(one, plain)
+
+
 if __name__ == "__main__":
     run()

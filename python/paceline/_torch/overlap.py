@@ -544,3 +544,9 @@ def refuse_join():
         'DistributedDataParallel.join() with overlap="forward": a rank without inputs takes part in no update; give '
         "all ranks the same number of steps, or leave overlap out"
     )
+
+
+def refuse_hook():
+    raise UnsupportedError(
+        'overlap="forward" and a comm hook of the script\'s own (register_comm_hook) exclude each other'
+    )
