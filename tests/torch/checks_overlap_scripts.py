@@ -173,5 +173,50 @@ def a_comm_hook_that_comes_later_is_refused():
     assert_same_state(one, plain)
 
 
+@check
+def parameters_of_several_models():
+    """Read through any of them, they are up to date: a module under two DDPs, a parameter that two models share."""
+
+    def twice():
+        module = model().module
+        return [model(module=module), model(module=module)]
+
+    def shared():
+        pair = [model(0), model(1)]
+        pair[1].module[4].weight = pair[0].module[4].weight
+        return [pair[0], model(module=pair[1].module)]
+
+    def in_turn(models, ours):
+        optimizers = [sgd(models[0].parameters()), adam(models[1].parameters())]
+        if ours:
+            for one, optimizer in zip(models, optimizers):
+                overlapped(optimizer, one)
+        for step in range(6):
+            for one, optimizer in zip(models, optimizers):
+                optimizer.zero_grad()
+                loss_of(one, step).backward()
+                optimizer.step()
+
+    def by_one_optimizer(models, ours):
+        known = {id(p): p for one in models for p in one.parameters()}
+        optimizer = sgd(list(known.values()))
+        if ours:
+            overlapped(optimizer)
+        for step in range(6):
+            optimizer.zero_grad()
+            for one in models:
+                loss_of(one, step).backward()
+            optimizer.step()
+
+    for make in (twice, shared):
+        for program in (in_turn, by_one_optimizer):
+            ends = []
+            for ours in (True, False):
+                models = make()
+                program(models, ours)
+                ends.append([one.state_dict() for one in models])
+            assert same(*ends), (make.__name__, program.__name__)
+
+
 if __name__ == "__main__":
     run()

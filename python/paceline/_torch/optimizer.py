@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from paceline import _state
 from paceline._torch import carriers, cpu_ddp, ddp
-from paceline._torch.overlap import Overlap
+from paceline._torch.overlap import Overlap, refuse_hook
 from paceline._torch.pending_gradient import PendingGradient
 from paceline.errors import InvalidArgumentError, UnsupportedError
 
@@ -167,9 +167,7 @@ class _Overlapped(_Distributed):
             if found is None:
                 continue
             if found.delegate is not None:
-                raise UnsupportedError(
-                    'overlap="forward" and a comm hook of the script\'s own (register_comm_hook) exclude each other'
-                )
+                refuse_hook()
             if found.overlap is None:
                 found.overlap = Overlap(model, _carrier_of(found), {**found.parameter_names(), **names})
             self._paceline_overlaps.append(found.overlap)

@@ -181,6 +181,7 @@ class Overlap:
             if self.carrier.other_buckets():
                 self._known.clear()
             self.order.begin()
+            self._passes += 1
         if last:
             self._when_backward_ends(self._backward_ended)
         if buffer.layout != torch.strided:
@@ -189,7 +190,6 @@ class Overlap:
         flight = self._known.get(index)
         if flight is None or not flight.is_of(buffer):
             flight = self._known[index] = Flight(bucket, self.carrier)
-            self._passes += 1
         else:
             flight.begin()
         self._flights.append(flight)
@@ -473,6 +473,8 @@ class Overlap:
     @_eager
     def before_forward(self):
         self._raise_error()
+        if self._views and self._passes == 1:
+            self.settle()  # DDP makes other buckets now, from what .grad holds
         self.reads.before_model()
 
     @_eager
@@ -490,8 +492,6 @@ class Overlap:
             flight.owned is not None and flight.owned.keys() <= stepped and not flight.updates
             for flight in self._flights
         )
-        if self._views and self._passes == 1:
-            self.settle()  # DDP makes other buckets now, from what .grad holds
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
