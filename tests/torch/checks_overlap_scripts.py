@@ -218,5 +218,15 @@ def parameters_of_several_models():
             assert same(*ends), (make.__name__, program.__name__)
 
 
+@check
+def a_modules_dict_that_is_merged_into_another():
+    one, plain = model(), model()
+    train(one, overlapped(sgd(one.parameters()), one), 3)
+    train(plain, sgd(plain.parameters()), 3)
+    for merge in (dict, lambda parameters: {**parameters}):
+        mine, theirs = ([merge(layer._parameters) for layer in m.module] for m in (one, plain))
+        assert same(mine, theirs)
+
+
 if __name__ == "__main__":
     run()

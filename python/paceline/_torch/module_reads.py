@@ -41,6 +41,9 @@ class _Telling(_Watched):
             one.parameter(parameter)
         return parameter
 
+    def __iter__(self):
+        return super().__iter__()  # dict(self) and {**self} look up only where this is not dict's own
+
     def get(self, name, default=None):
         if name not in self:
             return default
