@@ -4,10 +4,12 @@ All updates are as late as they can be: none is found to have arrived before som
 """
 
 import functools
+import os
 
 import torch
 from checks import check, run
 from overlap_world import (
+    MODERN,
     adam,
     assert_same_state,
     compare,
@@ -226,6 +228,29 @@ def a_modules_dict_that_is_merged_into_another():
     for merge in (dict, lambda parameters: {**parameters}):
         mine, theirs = ([merge(layer._parameters) for layer in m.module] for m in (one, plain))
         assert same(mine, theirs)
+
+
+class Complex(nn.Module):
+    """Weights of complex numbers, which DDP's buckets hold as pairs of real ones."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.real = nn.Linear(6, 60)
+        self.complex = nn.Parameter(0.05 * torch.randn(60, 3, dtype=torch.complex64))
+        self.transposed = nn.Parameter(torch.randn(3, 4, dtype=torch.complex64).t())
+        self.single = nn.Parameter(torch.randn((), dtype=torch.complex64))
+
+    def forward(self, data):
+        return (self.real(data).tanh().to(torch.complex64) @ self.complex @ self.transposed.t() * self.single).abs()
+
+
+@check
+def complex_parameters():
+    if not MODERN:
+        return
+    for views in (False, True):
+        compare(make=lambda views=views: model(module=Complex(), gradient_as_bucket_view=views), each_rank_alike=False)
 
 
 if __name__ == "__main__":

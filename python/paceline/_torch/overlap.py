@@ -41,8 +41,13 @@ def gradients_of(bucket):
     buffer, at = bucket.buffer(), bucket.buffer().storage_offset()
     for parameter in bucket.parameters():
         strides = parameter.stride() if _dense(parameter) else _contiguous_strides(parameter.shape)
-        yield parameter, buffer.as_strided(parameter.shape, strides, at)
-        at += parameter.numel()
+        if parameter.is_complex() and not buffer.is_complex():  # newer torch puts pairs of real numbers there
+            pairs = buffer.as_strided((*parameter.shape, 2), (*(2 * stride for stride in strides), 1), at)
+            yield parameter, torch.view_as_complex(pairs)
+            at += 2 * parameter.numel()
+        else:
+            yield parameter, buffer.as_strided(parameter.shape, strides, at)
+            at += parameter.numel()
 
 
 def _dense(tensor):
