@@ -253,5 +253,50 @@ def complex_parameters():
         compare(make=lambda views=views: model(module=Complex(), gradient_as_bucket_view=views), each_rank_alike=False)
 
 
+class Grouped(torch.optim.Optimizer):
+    """Updates each parameter by itself, but counts its steps in its groups, and in itself."""
+
+    def __init__(self, parameters, where):
+        super().__init__(parameters, {"steps": torch.zeros(()) if where == "tensor" else 0})
+        self.where = where
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            if self.where == "tensor":
+                group["steps"].add_(1)
+            elif self.where == "group":
+                group["steps"] += 1
+            elif self.where == "self":
+                self.steps += 1
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=0.1 / (1 + group["steps"] + self.steps))
+
+
+@check
+def optimizers_that_count_beside_their_state_are_refused():
+    ours, plain = model(), model()
+    train(ours, overlapped(Grouped(ours.parameters(), "nowhere"), ours, per_parameter=True))
+    train(plain, Grouped(plain.parameters(), "nowhere"))
+    assert_same_state(ours, plain)
+    for where, name in (("group", "['steps']"), ("tensor", "['steps']"), ("self", "self.steps")):
+        one = model()
+        optimizer = overlapped(Grouped(one.parameters(), where), one, per_parameter=True)
+        loss_of(one, 0).backward()
+        optimizer.step()
+        raises(paceline.UnsupportedError, name, optimizer.synchronize)
+    alone = nn.Linear(2, 2)
+    os.environ["PACELINE_DISABLE"] = "1"
+    try:  # nothing overlaps, and the optimizer is as it was
+        optimizer = overlapped(Grouped(alone.parameters(), "group"), per_parameter=True)
+    finally:
+        del os.environ["PACELINE_DISABLE"]
+    for _ in range(3):
+        optimizer.step()
+    assert optimizer.param_groups[0]["steps"] == 3
+
+
 if __name__ == "__main__":
     run()

@@ -76,10 +76,13 @@ def _names(optimizer, named_parameters):
     return by_id
 
 
+def _known(kind):
+    return any(kind is getattr(torch.optim, name, None) for name in _BY_PARAMETER)
+
+
 def _check_kind(optimizer, per_parameter):
     kind = type(optimizer)
-    known = any(kind is getattr(torch.optim, name, None) for name in _BY_PARAMETER)
-    if known or (per_parameter and not isinstance(optimizer, torch.optim.LBFGS)):
+    if _known(kind) or (per_parameter and not isinstance(optimizer, torch.optim.LBFGS)):
         return
     raise UnsupportedError(
         f'overlap="forward" updates parameters bucket by bucket; of {kind.__name__} it is not known that each '
@@ -163,6 +166,7 @@ class _Overlapped(_Distributed):
         self._paceline_step = step.__wrapped__ if getattr(step, "hooked", False) else step
         self._paceline_overlaps = []
         self._paceline_names = names
+        self._paceline_known = _known(own)
         for model, found in models:
             if found is None:
                 continue
@@ -183,6 +187,9 @@ class _Overlapped(_Distributed):
 
     def step(self, closure=None):
         """Notes the hyperparameters and which updates to make; makes those whose gradients have arrived."""
+        if not self._paceline_overlaps:
+            self._paceline_counted()
+            return self._paceline_step(self, closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -262,11 +269,36 @@ class _Overlapped(_Distributed):
             before.append(parameter.grad)
             parameter.grad = gradient
         part.param_groups = [group for group in part.param_groups if group["params"]]
+        numbers = None if self._paceline_known else _numbers(part)
         try:
             self._paceline_step(part)
         finally:
             for (parameter, _), gradient in zip(pairs, before):
                 parameter.grad = gradient
+        if numbers is not None and numbers != _numbers(part):
+            _refuse_counting(self._paceline_class, numbers, _numbers(part))
+
+
+def _numbers(optimizer):
+    """What a step() may count in beside the state of each parameter: where it stands, and how often it was written."""
+    found = {f"self.{name}": _number(value) for name, value in optimizer.__dict__.items()}
+    for at, group in enumerate(optimizer.param_groups):
+        found.update({f"param_groups[{at}]['{name}']": _number(value) for name, value in group.items()})
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _number(value):
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _refuse_counting(kind, before, after):
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    raise UnsupportedError(
+        f'overlap="forward" calls {kind.__name__}.step() for each bucket, and it changes {", ".join(changed)}: of a '
+        "step's calls none would see what the others change. Keep it in self.state[parameter], or leave overlap out"
+    )
 
 
 def _in_hand(gradient):
