@@ -298,5 +298,42 @@ def optimizers_that_count_beside_their_state_are_refused():
     assert optimizer.param_groups[0]["steps"] == 3
 
 
+@check
+def updates_are_no_part_of_what_the_forward_pass_is_part_of():
+    """Modes that hear of every operation: a checkpoint that keeps some results, fake tensors; torch.func."""
+    try:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+    except ImportError:
+        return
+
+    def keep(_context, operation, *_args, **_kwargs):
+        root = operation is torch.ops.aten.sqrt.default  # Adam takes roots as well
+        return CheckpointPolicy.MUST_SAVE if root else CheckpointPolicy.PREFER_RECOMPUTE
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model().module
+
+        def forward(self, data):
+            contexts = functools.partial(create_selective_checkpoint_contexts, keep)
+            return checkpoint(self.roots, data, use_reentrant=False, context_fn=contexts)
+
+        def roots(self, data):
+            return (self.inner(data).abs() + 1).sqrt()
+
+    def with_modes(one, optimizer):
+        train(one, optimizer, 2)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            one.module(torch.ones(2, 6))
+        train(one, optimizer, 1)
+        torch.func.vmap(torch.func.grad(lambda data: one.module(data).sum()))(torch.ones(4, 6))
+        train(one, optimizer, 1)
+
+    compare(kinds=(adam,), make=lambda: model(module=Checkpointed()))
+    compare(with_modes)
+
+
 if __name__ == "__main__":
     run()

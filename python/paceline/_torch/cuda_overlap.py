@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from paceline._torch import gates
-from paceline._torch.carriers import Carrier
+from paceline._torch.carriers import Carrier, beside_modes
 from paceline.errors import PacelineError
 
 #: Of the usual bucket: what has more elements is cut, ...
@@ -113,6 +113,7 @@ class CudaCarrier(Carrier):
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
             stack.enter_context(torch.autocast("cuda", enabled=False))
+            stack.enter_context(beside_modes())
             stack.enter_context(torch.cuda.stream(self._updates))
             self._updates.wait_event(self._asked)
             yield

@@ -22,6 +22,7 @@ import weakref
 import torch
 
 from paceline._torch.bucket_order import BucketOrder
+from paceline._torch.carriers import beside_modes
 from paceline._torch.module_reads import ModuleReads
 from paceline._torch.pending_gradient import PendingGradient
 from paceline._torch.residuals import ResidualSteps
@@ -279,7 +280,7 @@ class Overlap:
 
     def _for_the_script(self, gradient):
         """What DDP would have put into .grad: the bucket's own memory only where the script asked for that."""
-        with torch.inference_mode(False):  # a read may come from anywhere
+        with torch.inference_mode(False), beside_modes():  # a read may come from anywhere
             return gradient if self._views else gradient.clone()
 
     # --- the optimizer's step -----------------------------------------------------------------------------------------
