@@ -162,6 +162,10 @@ class CpuCarrier(Carrier):
     def use_updates(self, _flight):
         """Updates are made when they have been called."""
 
+    def at_home(self):
+        """See CudaCarrier."""
+        return contextlib.nullcontext()
+
     def mark(self):
         return time.perf_counter()
 

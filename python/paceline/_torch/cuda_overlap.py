@@ -32,6 +32,7 @@ class CudaCarrier(Carrier):
         self._updates = torch.cuda.Stream(self.device)
         self._usual = attachment.usual_elements()
         self._asked = None
+        self._home = None  # the stream on which the optimizer stepped
 
     def carries(self, buffer):
         return self._attachment.carries(buffer)
@@ -94,7 +95,8 @@ class CudaCarrier(Carrier):
 
     def requested(self):
         """Updates come after all that the current stream holds by now: it may still read the parameters."""
-        self._asked = torch.cuda.current_stream(self.device).record_event()
+        self._home = torch.cuda.current_stream(self.device)
+        self._asked = self._home.record_event()
 
     def reads_later(self, tensors):
         """See Carrier."""
@@ -136,9 +138,20 @@ class CudaCarrier(Carrier):
             self._attachment.endpoint.join(flight.operation, stream.cuda_stream)
 
     def use_updates(self, flight):
-        """The current stream may read the parameters from here on."""
-        if flight.updated is not None:
-            torch.cuda.current_stream(self.device).wait_event(flight.updated)
+        """The current stream may read the parameters from here on, and so may the one that stepped.
+
+        A copy on a stream of its own (a checkpoint, an EMA) is often the first to read; nobody asks again after it.
+        """
+        if flight.updated is None:
+            return
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(flight.updated)
+        if self._home is not None and self._home != stream:
+            self._home.wait_event(flight.updated)
+
+    def at_home(self):
+        """Where gradients are made that the script finds in .grad after an update."""
+        return contextlib.nullcontext() if self._home is None else torch.cuda.stream(self._home)
 
     def mark(self):
         event = torch.cuda.Event(enable_timing=True)

@@ -405,8 +405,10 @@ class Overlap:
         changed, flight.changed = flight.changed, []
         self.reads.forget([parameter for parameter, _ in changed])
         left = [(p, g) for p, g in changed if p.grad is not None and self.pending(p)]
-        for parameter, gradient in left:
-            parameter.grad = self._for_the_script(gradient)
+        if left:
+            with self.carrier.at_home():
+                for parameter, gradient in left:
+                    parameter.grad = self._for_the_script(gradient)
 
     def _update_what_is_there(self, until=None):
         """Carries out updates whose gradients have arrived; stops once `until` has."""
