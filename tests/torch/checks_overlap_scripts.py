@@ -335,5 +335,21 @@ def updates_are_no_part_of_what_the_forward_pass_is_part_of():
     compare(with_modes)
 
 
+@check
+def updates_that_a_compiler_comes_to():
+    """As it traces a function of the script's that reads parameters."""
+    if not MODERN:
+        return
+
+    def program(one, optimizer):
+        traced = torch.compile(lambda data: one.module(data), backend="eager")
+        for _ in range(3):
+            train(one, optimizer, 1)
+            traced(torch.ones(2, 6))
+        torch._dynamo.reset()
+
+    compare(program)
+
+
 if __name__ == "__main__":
     run()

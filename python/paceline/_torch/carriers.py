@@ -22,17 +22,22 @@ def _nothing():
 
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", _nothing)
 _transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", _nothing)
+_compiler = getattr(torch, "compiler", None)
 
 
 def beside_modes():
     """Where what is done is no part of what a read comes from.
 
-    Modes that hear of every operation (what a checkpoint keeps, fake tensors) and torch.func's transforms are off.
+    Modes that hear of every operation (what a checkpoint keeps, fake tensors) and torch.func's transforms are off, and
+    so is what compilers tell: where they trace, torch's optimizers compute some of their factors in single precision.
     """
-    modes, transforms = _modes(), _transforms()
-    if not modes and not transforms:
+    modes, transforms, compiling = _modes(), _transforms(), getattr(_compiler, "_is_compiling_flag", False)
+    if not modes and not transforms and not compiling:
         return contextlib.nullcontext()
     stack = contextlib.ExitStack()
+    if compiling:
+        _compiler._is_compiling_flag = False
+        stack.callback(setattr, _compiler, "_is_compiling_flag", True)
     if modes:
         stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
     if transforms:
