@@ -351,5 +351,30 @@ def updates_that_a_compiler_comes_to():
     compare(program)
 
 
+@check
+def layers_whose_forward_is_compiled():
+    """They are compiled once, not once for each set of parameters that wait."""
+    if not MODERN:
+        return
+    compiled = []
+
+    def count(graph, _inputs):
+        compiled.append(graph)
+        return graph
+
+    def make():
+        module = model().module
+        module.forward = torch.compile(module.forward, backend=count)
+        return model(module=module, bucket_cap_mb=2)
+
+    one = make()
+    train(one, sgd(one.parameters()), 3)
+    alone = len(compiled)
+    one = make()
+    train(one, overlapped(sgd(one.parameters()), one), 6)
+    assert alone > 0 and len(compiled) == 2 * alone, (alone, len(compiled))
+    torch._dynamo.reset()
+
+
 if __name__ == "__main__":
     run()

@@ -208,7 +208,11 @@ def _before_state_dict(reads, _module, _prefix, _keep_vars):
 
 
 def _is_compiled(module):
-    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+    return (
+        type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
+    )
 
 
 def _compiling():
