@@ -298,6 +298,36 @@ def optimizers_that_count_beside_their_state_are_refused():
     assert optimizer.param_groups[0]["steps"] == 3
 
 
+class Annealed(torch.optim.Optimizer):
+    """Has its learning rate in itself."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.lr = 0.1
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=self.lr)
+
+
+@check
+def numbers_of_an_optimizer_that_change_right_after_the_step():
+    ends = []
+    for ours in (True, False):
+        one = model()
+        optimizer = Annealed(one.parameters())
+        if ours:
+            overlapped(optimizer, one, per_parameter=True)
+        for _ in range(5):
+            train(one, optimizer, 1)
+            optimizer.lr *= 0.5
+        ends.append(one.state_dict())
+    assert same(*ends)
+
+
 @check
 def updates_are_no_part_of_what_the_forward_pass_is_part_of():
     """Modes that hear of every operation: a checkpoint that keeps some results, fake tensors; torch.func."""

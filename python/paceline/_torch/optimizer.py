@@ -196,12 +196,13 @@ class _Overlapped(_Distributed):
                 loss = closure()
         self._paceline_counted()
         groups = [{k: _captured(v) for k, v in group.items() if k != "params"} for group in self.param_groups]
+        own = {} if self._paceline_known else {k: v for k, v in self.__dict__.items() if isinstance(v, (int, float))}
         places = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
         if places.keys() != self._paceline_owned:  # the script has changed its groups by itself
             self._paceline_own()
 
         def update(pairs, gate=None):
-            self._paceline_update(groups, places, pairs, gate)
+            self._paceline_update((groups, own), places, pairs, gate)
 
         now = [p for group in self.param_groups for p in group["params"] if _in_hand(p.grad)]
         copies = [v for group in groups for v in group.values() if isinstance(v, torch.Tensor)]
@@ -254,10 +255,15 @@ class _Overlapped(_Distributed):
         for one in self._paceline_overlaps:
             one.want(parameter)
 
-    def _paceline_update(self, groups, places, pairs, gate):
-        """The former class's step() for these parameters alone, with these gradients. gate: see Carrier.gate()."""
+    def _paceline_update(self, noted, places, pairs, gate):
+        """The former class's step() for these parameters alone, with these gradients. gate: see Carrier.gate().
+
+        noted: hyperparameters of the moment of step(), in groups and in the optimizer itself.
+        """
+        groups, own = noted
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
+        part.__dict__.update(own)
         if gate is not None:
             part.found_inf = gate
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
