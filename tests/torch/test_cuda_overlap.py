@@ -135,9 +135,10 @@ def trained(monkeypatch, request):
 
     @contextlib.contextmanager
     def current(stream):
+        former = torch.cuda.current_stream()
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
         yield
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: main)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: former)
 
     monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: updates)
     monkeypatch.setattr(torch.cuda, "stream", current)
@@ -344,6 +345,30 @@ def test_other_reads_wait_for_fused_updates_on_the_device_and_what_is_saved_on_t
         LOG.clear()
         action()
         assert sum(entry[0] == "host" for entry in LOG) == 3
+
+
+@pytest.mark.parametrize("trained", [{"fused": True}, {}], indirect=True)
+def test_a_read_on_another_stream_does_not_spare_the_training_stream_its_wait(trained):
+    """And the gradient that the script keeps is made where the script will look at it."""
+    model, made, _, overlap = trained
+    one_pass(model, made)
+    flight = overlap._flights[-1]
+    made_on, for_the_script = [], overlap._for_the_script
+
+    def noted(gradient):
+        made_on.append(torch.cuda.current_stream().name)
+        return for_the_script(gradient)
+
+    overlap._for_the_script = noted
+    LOG.clear()
+    with torch.cuda.stream(FakeStream("side")):
+        assert model.module[0].weight is flight.gradients[0][0]
+    for stream in ("side", "main"):
+        assert (stream, "waits for", flight.updated.name) in LOG
+    assert made_on == ["main"]
+    LOG.clear()
+    model.module[0](torch.ones(1, 4))
+    assert LOG == []
 
 
 @fused

@@ -23,6 +23,14 @@ def test_training_loops(name):
     loops.expect(name)
 
 
+scripts = Suite("checks_overlap_scripts.py", 2)
+
+
+@pytest.mark.parametrize("name", names_of("checks_overlap_scripts.py"))
+def test_scripts(name):
+    scripts.expect(name)
+
+
 TOPK = {"PACELINE_CODEC": "topk", "PACELINE_TOPK_RATIO": "0.05", "PACELINE_TOPK_THRESHOLD": "1000"}
 rules = {
     "exact": Suite("checks_overlap_rules.py", 2),

@@ -16,6 +16,37 @@ from paceline._torch.bucket_order import of_first_rank
 _WINDOW = 6 << 20
 
 
+def _nothing():
+    return None
+
+
+_modes = getattr(torch._C, "_len_torch_dispatch_stack", _nothing)
+_transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", _nothing)
+_compiler = getattr(torch, "compiler", None)
+
+
+def beside_modes():
+    """Where what is done is no part of what a read comes from.
+
+    Modes that hear of every operation (what a checkpoint keeps, fake tensors) and torch.func's transforms are off, and
+    so is what compilers tell: where they trace, torch's optimizers compute some of their factors in single precision.
+    """
+    modes, transforms, compiling = _modes(), _transforms(), getattr(_compiler, "_is_compiling_flag", False)
+    if not modes and not transforms and not compiling:
+        return contextlib.nullcontext()
+    stack = contextlib.ExitStack()
+    if compiling:
+        _compiler._is_compiling_flag = False
+        stack.callback(setattr, _compiler, "_is_compiling_flag", True)
+    if modes:
+        stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+    if transforms:
+        from torch._functorch import pyfunctorch
+
+        stack.enter_context(pyfunctorch.temporarily_clear_interpreter_stack())
+    return stack
+
+
 class Carrier:
     """What the kinds have in common.
 
@@ -125,7 +156,7 @@ class CpuCarrier(Carrier):
     def updating(self):
         """Where updates are made."""
         # A read may come from anywhere: the state of an optimizer must not become an inference tensor.
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), beside_modes():
             yield
 
     def before_update(self, _flight):
@@ -139,6 +170,10 @@ class CpuCarrier(Carrier):
 
     def use_updates(self, _flight):
         """Updates are made when they have been called."""
+
+    def at_home(self):
+        """See CudaCarrier."""
+        return contextlib.nullcontext()
 
     def mark(self):
         return time.perf_counter()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from paceline._torch import gates
-from paceline._torch.carriers import Carrier
+from paceline._torch.carriers import Carrier, beside_modes
 from paceline.errors import PacelineError
 
 #: Of the usual bucket: what has more elements is cut, ...
@@ -33,6 +33,7 @@ class CudaCarrier(Carrier):
         self._updates = torch.cuda.Stream(self.device)
         self._usual = attachment.usual_elements()
         self._asked = None
+        self._home = None  # the stream on which the optimizer stepped
 
     def carries(self, buffer):
         return self._attachment.carries(buffer)
@@ -104,7 +105,8 @@ class CudaCarrier(Carrier):
 
     def requested(self):
         """Updates come after all that the current stream holds by now: it may still read the parameters."""
-        self._asked = torch.cuda.current_stream(self.device).record_event()
+        self._home = torch.cuda.current_stream(self.device)
+        self._asked = self._home.record_event()
 
     def reads_later(self, tensors):
         """See Carrier."""
@@ -123,6 +125,7 @@ class CudaCarrier(Carrier):
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
             stack.enter_context(torch.autocast("cuda", enabled=False))
+            stack.enter_context(beside_modes())
             stack.enter_context(torch.cuda.stream(self._updates))
             self._updates.wait_event(self._asked)
             yield
@@ -145,9 +148,20 @@ class CudaCarrier(Carrier):
             self._attachment.endpoint.join(flight.operation, stream.cuda_stream)
 
     def use_updates(self, flight):
-        """The current stream may read the parameters from here on."""
-        if flight.updated is not None:
-            torch.cuda.current_stream(self.device).wait_event(flight.updated)
+        """The current stream may read the parameters from here on, and so may the one that stepped.
+
+        A copy on a stream of its own (a checkpoint, an EMA) is often the first to read; nobody asks again after it.
+        """
+        if flight.updated is None:
+            return
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(flight.updated)
+        if self._home is not None and self._home != stream:
+            self._home.wait_event(flight.updated)
+
+    def at_home(self):
+        """Where gradients are made that the script finds in .grad after an update."""
+        return contextlib.nullcontext() if self._home is None else torch.cuda.stream(self._home)
 
     def mark(self):
         event = torch.cuda.Event(enable_timing=True)

@@ -216,6 +216,8 @@ def _wrap_register_builtin(cls):
 
 
 def _hand_over(ddp, attachment, hook, state):
+    if attachment.overlap is not None:
+        overlap.refuse_hook()
     name = getattr(hook, "__qualname__", type(hook).__name__)
     ddp.logger._set_comm_hook_name(name)
     if hasattr(ddp, "_comm_hooks"):

@@ -9,6 +9,7 @@ hand from elsewhere (nn.LSTM's list of weights) are announced by a pre-hook as w
 import collections
 import copy
 import functools
+import weakref
 
 import torch
 
@@ -22,9 +23,9 @@ _LOOK_UP += tuple(f"{kind}{d}d" for kind in ("Conv", "ConvTranspose", "BatchNorm
 
 
 class _Watched:
-    """Mixed into the dict types of Module._parameters. `reads`: who is told while one is pending."""
+    """Mixed into the dict types of Module._parameters. readers: all ModuleReads that are told while one is pending."""
 
-    reads = None
+    readers = ()
 
     def __reduce_ex__(self, protocol):
         return self._plain, (list(self.items()),)
@@ -36,8 +37,12 @@ class _Watched:
 class _Telling(_Watched):
     def __getitem__(self, name):
         parameter = super().__getitem__(name)
-        self.reads.parameter(parameter)
+        for one in self.readers:
+            one.parameter(parameter)
         return parameter
+
+    def __iter__(self):
+        return super().__iter__()  # dict(self) and {**self} look up only where this is not dict's own
 
     def get(self, name, default=None):
         if name not in self:
@@ -79,10 +84,11 @@ class _TellingOrderedDict(_Telling, collections.OrderedDict):
 
 _TELLING = {_QuietDict: _TellingDict, _QuietOrderedDict: _TellingOrderedDict}
 _QUIET = {telling: quiet for quiet, telling in _TELLING.items()}
+_everyone = weakref.WeakSet()
 
 
 class ModuleReads:
-    """Watches a module and all below it, until stop().
+    """Watches a module and all below it, until stop(); and what other watched modules share with it.
 
     pending: {id of a parameter that must not be read yet: whatever the owner has put there}. want(parameter) is called
     before one of them is read, want_all() before parameters are read that nobody can name, and before state_dict().
@@ -100,15 +106,16 @@ class ModuleReads:
         for one in self._modules:
             if one._parameters and not isinstance(one, torch.jit.ScriptModule):
                 self._watch(one)
+        for other in list(_everyone):
+            self._share(other)
+        _everyone.add(self)
 
     def expect(self, parameters, owner):
         """These must not be read from now on."""
         for parameter in parameters:
             self.pending[id(parameter)] = owner
             for one in self._dicts.get(id(parameter), ()):
-                kind = _TELLING.get(type(one))
-                if kind is not None:
-                    one.__class__ = kind
+                _tell(one)
 
     def forget(self, parameters):
         """These may be read again."""
@@ -117,7 +124,9 @@ class ModuleReads:
         for parameter in parameters:
             for one in self._dicts.get(id(parameter), ()):
                 kind = _QUIET.get(type(one))
-                if kind is not None and not any(id(other) in self.pending for other in kind.values(one)):
+                if kind is not None and not any(
+                    id(other) in reads.pending for reads in one.readers for other in kind.values(one)
+                ):
                     one.__class__ = kind
 
     def parameter(self, parameter):
@@ -136,25 +145,46 @@ class ModuleReads:
         return _NobodyListens, ()  # a copy of a module has its parameters in hand
 
     def stop(self):
+        _everyone.discard(self)
         for hook in self._hooks:
             hook.remove()
+        for one in (one for dicts in self._dicts.values() for one in dicts):
+            one.readers = tuple(reads for reads in one.readers if reads is not self)
         for one in self._modules:
             parameters = one.__dict__.get("_parameters")
-            if isinstance(parameters, _Watched) and parameters.reads is self:
+            if isinstance(parameters, _Watched) and not parameters.readers:
                 one.__dict__["_parameters"] = parameters._plain(parameters.items())
 
+    def _share(self, other):
+        """Parameters that the modules of both have: a read through either's is told to both."""
+        for known in self._dicts.keys() & other._dicts.keys():
+            mine = self._dicts[known]
+            both = mine + [one for one in other._dicts[known] if not any(one is found for found in mine)]
+            self._dicts[known], other._dicts[known] = both, list(both)
+            for one in both:
+                one.readers += tuple(reads for reads in (self, other) if reads not in one.readers)
+                if known in other.pending:
+                    _tell(one)
+
     def _watch(self, module):
-        kind = _QuietOrderedDict if isinstance(module._parameters, collections.OrderedDict) else _QuietDict
-        watched = kind(module._parameters)
-        watched.reads = self
-        module.__dict__["_parameters"] = watched
-        for parameter in kind.values(watched):
+        watched = module._parameters
+        if not isinstance(watched, _Watched):  # else of another model too
+            kind = _QuietOrderedDict if isinstance(watched, collections.OrderedDict) else _QuietDict
+            watched = module.__dict__["_parameters"] = kind(watched)
+        watched.readers += (self,)
+        for parameter in watched._plain.values(watched):
             if parameter is not None:
                 self._dicts.setdefault(id(parameter), []).append(watched)
         if not any(type(module) is getattr(torch.nn, name, None) for name in _LOOK_UP):
-            self._hooks.append(module.register_forward_pre_hook(functools.partial(_before_forward, self)))
+            self._hooks.append(module.register_forward_pre_hook(_before_forward))
         if hasattr(module, "register_state_dict_pre_hook"):  # older torch has none, and reads the parameters
             self._hooks.append(module.register_state_dict_pre_hook(functools.partial(_before_state_dict, self)))
+
+
+def _tell(parameters):
+    kind = _TELLING.get(type(parameters))
+    if kind is not None:
+        parameters.__class__ = kind
 
 
 class _NobodyListens:
@@ -166,8 +196,8 @@ class _NobodyListens:
         pass
 
 
-def _before_forward(reads, module, _args):
-    if not reads.pending or _compiling():
+def _before_forward(module, _args):
+    if not isinstance(module._parameters, _Telling) or _compiling():
         return  # a compiled region's guards look at its parameters before it runs
     for parameter in module._parameters.values():  # tells
         del parameter
@@ -178,7 +208,11 @@ def _before_state_dict(reads, _module, _prefix, _keep_vars):
 
 
 def _is_compiled(module):
-    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+    return (
+        type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
+    )
 
 
 def _compiling():

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from paceline import _state
 from paceline._torch import carriers, cpu_ddp, ddp
-from paceline._torch.overlap import Overlap
+from paceline._torch.overlap import Overlap, refuse_hook
 from paceline._torch.pending_gradient import PendingGradient
 from paceline.errors import InvalidArgumentError, UnsupportedError
 
@@ -76,10 +76,13 @@ def _names(optimizer, named_parameters):
     return by_id
 
 
+def _known(kind):
+    return any(kind is getattr(torch.optim, name, None) for name in _BY_PARAMETER)
+
+
 def _check_kind(optimizer, per_parameter):
     kind = type(optimizer)
-    known = any(kind is getattr(torch.optim, name, None) for name in _BY_PARAMETER)
-    if known or (per_parameter and not isinstance(optimizer, torch.optim.LBFGS)):
+    if _known(kind) or (per_parameter and not isinstance(optimizer, torch.optim.LBFGS)):
         return
     raise UnsupportedError(
         f'overlap="forward" updates parameters bucket by bucket; of {kind.__name__} it is not known that each '
@@ -163,13 +166,12 @@ class _Overlapped(_Distributed):
         self._paceline_step = step.__wrapped__ if getattr(step, "hooked", False) else step
         self._paceline_overlaps = []
         self._paceline_names = names
+        self._paceline_known = _known(own)
         for model, found in models:
             if found is None:
                 continue
             if found.delegate is not None:
-                raise UnsupportedError(
-                    'overlap="forward" and a comm hook of the script\'s own (register_comm_hook) exclude each other'
-                )
+                refuse_hook()
             if found.overlap is None:
                 found.overlap = Overlap(model, _carrier_of(found), {**found.parameter_names(), **names})
             self._paceline_overlaps.append(found.overlap)
@@ -179,21 +181,28 @@ class _Overlapped(_Distributed):
 
     def _paceline_own(self):
         parameters = [p for group in self.param_groups for p in group["params"]]
+        self._paceline_owned = {id(parameter) for parameter in parameters}
         for one in self._paceline_overlaps:
             one.own(self, parameters)
 
     def step(self, closure=None):
         """Notes the hyperparameters and which updates to make; makes those whose gradients have arrived."""
+        if not self._paceline_overlaps:
+            self._paceline_counted()
+            return self._paceline_step(self, closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._paceline_counted()
         groups = [{k: _captured(v) for k, v in group.items() if k != "params"} for group in self.param_groups]
+        own = {} if self._paceline_known else {k: v for k, v in self.__dict__.items() if isinstance(v, (int, float))}
         places = {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
+        if places.keys() != self._paceline_owned:  # the script has changed its groups by itself
+            self._paceline_own()
 
         def update(pairs, gate=None):
-            self._paceline_update(groups, places, pairs, gate)
+            self._paceline_update((groups, own), places, pairs, gate)
 
         now = [p for group in self.param_groups for p in group["params"] if _in_hand(p.grad)]
         copies = [v for group in groups for v in group.values() if isinstance(v, torch.Tensor)]
@@ -246,10 +255,15 @@ class _Overlapped(_Distributed):
         for one in self._paceline_overlaps:
             one.want(parameter)
 
-    def _paceline_update(self, groups, places, pairs, gate):
-        """The former class's step() for these parameters alone, with these gradients. gate: see Carrier.gate()."""
+    def _paceline_update(self, noted, places, pairs, gate):
+        """The former class's step() for these parameters alone, with these gradients. gate: see Carrier.gate().
+
+        noted: hyperparameters of the moment of step(), in groups and in the optimizer itself.
+        """
+        groups, own = noted
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
+        part.__dict__.update(own)
         if gate is not None:
             part.found_inf = gate
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
@@ -261,11 +275,36 @@ class _Overlapped(_Distributed):
             before.append(parameter.grad)
             parameter.grad = gradient
         part.param_groups = [group for group in part.param_groups if group["params"]]
+        numbers = None if self._paceline_known else _numbers(part)
         try:
             self._paceline_step(part)
         finally:
             for (parameter, _), gradient in zip(pairs, before):
                 parameter.grad = gradient
+        if numbers is not None and numbers != _numbers(part):
+            _refuse_counting(self._paceline_class, numbers, _numbers(part))
+
+
+def _numbers(optimizer):
+    """What a step() may count in beside the state of each parameter: where it stands, and how often it was written."""
+    found = {f"self.{name}": _number(value) for name, value in optimizer.__dict__.items()}
+    for at, group in enumerate(optimizer.param_groups):
+        found.update({f"param_groups[{at}]['{name}']": _number(value) for name, value in group.items()})
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _number(value):
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _refuse_counting(kind, before, after):
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    raise UnsupportedError(
+        f'overlap="forward" calls {kind.__name__}.step() for each bucket, and it changes {", ".join(changed)}: of a '
+        "step's calls none would see what the others change. Keep it in self.state[parameter], or leave overlap out"
+    )
 
 
 def _in_hand(gradient):

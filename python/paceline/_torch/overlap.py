@@ -22,6 +22,7 @@ import weakref
 import torch
 
 from paceline._torch.bucket_order import BucketOrder
+from paceline._torch.carriers import beside_modes
 from paceline._torch.module_reads import ModuleReads
 from paceline._torch.pending_gradient import PendingGradient
 from paceline._torch.residuals import ResidualSteps
@@ -41,8 +42,13 @@ def gradients_of(bucket):
     buffer, at = bucket.buffer(), bucket.buffer().storage_offset()
     for parameter in bucket.parameters():
         strides = parameter.stride() if _dense(parameter) else _contiguous_strides(parameter.shape)
-        yield parameter, buffer.as_strided(parameter.shape, strides, at)
-        at += parameter.numel()
+        if parameter.is_complex() and not buffer.is_complex():  # newer torch puts pairs of real numbers there
+            pairs = buffer.as_strided((*parameter.shape, 2), (*(2 * stride for stride in strides), 1), at)
+            yield parameter, torch.view_as_complex(pairs)
+            at += 2 * parameter.numel()
+        else:
+            yield parameter, buffer.as_strided(parameter.shape, strides, at)
+            at += parameter.numel()
 
 
 def _dense(tensor):
@@ -128,6 +134,7 @@ class Overlap:
         self.carrier = carrier
         self.error = None
         self.taken = 0  # buckets so far
+        self._passes = 0
         self.order = BucketOrder(carrier)
         self._names = names
         self._views = ddp.gradient_as_bucket_view
@@ -154,11 +161,19 @@ class Overlap:
         weakref.finalize(ddp, self.end).atexit = False
 
     def own(self, optimizer, parameters):
-        """`optimizer` updates these parameters from now on."""
+        """`optimizer` updates these parameters from now on, and no others."""
+        for known in [known for known, owner in self._owners.items() if owner() is optimizer]:
+            del self._owners[known]
         for parameter in parameters:
             self._owners[id(parameter)] = weakref.ref(optimizer)
         for flight in self._known.values():
             flight.owned = None
+        for flight in self._flights:  # whose step may be yet to come
+            self._divide(flight)
+            left = [(p, g) for p, g in flight.foreign if self.pending(p)]
+            if left:
+                self._arrive(flight)
+                self._hand_out(flight, left)
 
     # --- the backward pass ------------------------------------------------------------------------------------------
 
@@ -172,6 +187,7 @@ class Overlap:
             if self.carrier.other_buckets():
                 self._known.clear()
             self.order.begin()
+            self._passes += 1
         if last:
             self._when_backward_ends(self._backward_ended)
         if buffer.layout != torch.strided:
@@ -244,8 +260,17 @@ class Overlap:
         found = self._stand_ins.get(id(parameter))
         if found is None:
             name = self._names.get(id(parameter), "?")
-            found = self._stand_ins[id(parameter)] = PendingGradient.of(parameter, name)
+            found = self._stand_ins[id(parameter)] = PendingGradient.of(parameter, name, weakref.ref(self))
         return found
+
+    def in_hand(self, parameter):
+        """The parameter's .grad, waited for: a backward pass without communication adds to it."""
+        for flight in self._flights:
+            found = [(p, g) for p, g in flight.gradients if p is parameter]
+            if found:
+                self._arrive(flight)
+                self._hand_out(flight, found)
+        return parameter.grad
 
     def _hand_out(self, flight, pairs):
         """These gradients are in hand from now on, on the stream that asks."""
@@ -255,7 +280,7 @@ class Overlap:
 
     def _for_the_script(self, gradient):
         """What DDP would have put into .grad: the bucket's own memory only where the script asked for that."""
-        with torch.inference_mode(False):  # a read may come from anywhere
+        with torch.inference_mode(False), beside_modes():  # a read may come from anywhere
             return gradient if self._views else gradient.clone()
 
     # --- the optimizer's step -----------------------------------------------------------------------------------------
@@ -380,8 +405,10 @@ class Overlap:
         changed, flight.changed = flight.changed, []
         self.reads.forget([parameter for parameter, _ in changed])
         left = [(p, g) for p, g in changed if p.grad is not None and self.pending(p)]
-        for parameter, gradient in left:
-            parameter.grad = self._for_the_script(gradient)
+        if left:
+            with self.carrier.at_home():
+                for parameter, gradient in left:
+                    parameter.grad = self._for_the_script(gradient)
 
     def _update_what_is_there(self, until=None):
         """Carries out updates whose gradients have arrived; stops once `until` has."""
@@ -454,6 +481,8 @@ class Overlap:
     @_eager
     def before_forward(self):
         self._raise_error()
+        if self._views and self._passes == 1:
+            self.settle()  # DDP makes other buckets now, from what .grad holds
         self.reads.before_model()
 
     @_eager
@@ -522,4 +551,10 @@ def refuse_join():
     raise UnsupportedError(
         'DistributedDataParallel.join() with overlap="forward": a rank without inputs takes part in no update; give '
         "all ranks the same number of steps, or leave overlap out"
+    )
+
+
+def refuse_hook():
+    raise UnsupportedError(
+        'overlap="forward" and a comm hook of the script\'s own (register_comm_hook) exclude each other'
     )

@@ -15,11 +15,13 @@ class PendingGradient(torch.Tensor):
     """A tensor of the gradient's shape and type without its values; one a parameter, made once."""
 
     @classmethod
-    def of(cls, parameter, name):
+    def of(cls, parameter, name, overlap):
+        """overlap: a weak reference to the one that the gradient is under way with."""
         # One NaN seen from every element: what goes past __torch_function__ can't take it for a gradient.
         nan = torch.full((1,) * parameter.dim(), float("nan"), dtype=parameter.dtype, device=parameter.device)
         made = torch.Tensor._make_subclass(cls, nan.expand(parameter.shape))
         made._name = name
+        made._overlap = overlap
         made._parameter = weakref.ref(parameter)
         return made
 
@@ -36,8 +38,22 @@ class PendingGradient(torch.Tensor):
             return pending
         if name == "zero_":
             return pending._clear()
-        raise UnsupportedError(
-            f"'{name}' on the gradient of '{pending._name}', which is on its way: with overlap=\"forward\" gradients "
+        raise pending._refusal(name)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        """What torch's C++ does by itself: a backward pass that DDP takes no part in adds to .grad."""
+        name = getattr(function, "__name__", str(function)).split(".")[0]
+        pending = next(a for a in _flattened((args, kwargs or {})) if isinstance(a, cls))
+        overlap, parameter = pending._overlap(), pending._parameter()
+        if name not in ("add", "add_") or overlap is None or not overlap.pending(parameter):
+            raise pending._refusal(name)
+        gradient = overlap.in_hand(parameter)
+        return function(*(gradient if a is pending else a for a in args), **(kwargs or {}))
+
+    def _refusal(self, name):
+        return UnsupportedError(
+            f"'{name}' on the gradient of '{self._name}', which is on its way: with overlap=\"forward\" gradients "
             "are in hand only after optimizer.synchronize(). Call it after backward() and before gradients are "
             "clipped, read or changed; that step then waits for all of them"
         )
