@@ -90,8 +90,9 @@ int diagnose(const Options& options) {
   auto failed = std::count_if(findings.begin(), findings.end(),
                               [](const Finding& f) { return f.verdict == Verdict::kFailure; });
   if (!options.json) {
-    std::cout << (failed ? std::to_string(failed) + " things would stop a job\n"
-                         : std::string("nothing would stop a job\n"));
+    const auto count = failed == 0 ? std::string("nothing")
+                                   : fmt::format("{} thing{}", failed, failed == 1 ? "" : "s");
+    fmt::print("{} would stop a job\n", count);
   }
   return failed ? 1 : 0;
 }

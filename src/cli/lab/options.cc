@@ -87,6 +87,10 @@ Result<double> parse_rate(std::string_view text) {
 Result<std::chrono::nanoseconds> parse_duration(std::string_view text) {
   static constexpr Unit kUnits[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}};
   PACELINE_ASSIGN(double ns, with_units(text, kUnits, "100us or 2ms"));
+  constexpr double kYear = 365.0 * 24 * 3600 * 1e9;
+  if (std::abs(ns) > kYear) {
+    return invalid(fmt::format("'{}' is longer than a year", text));
+  }
   return std::chrono::nanoseconds(static_cast<int64_t>(std::llround(ns)));
 }
 

@@ -28,7 +28,9 @@ TEST(Options, RatesDurationsShares) {
     EXPECT_FALSE(parse_rate(bad).is_ok()) << bad;
   }
   for (const char* bad : {"0.1", "1", "%", "x%"}) EXPECT_FALSE(parse_share(bad).is_ok()) << bad;
-  for (const char* bad : {"5", "5m", "us"}) EXPECT_FALSE(parse_duration(bad).is_ok()) << bad;
+  EXPECT_EQ(parse_duration("31536000s").value(), std::chrono::hours(365 * 24));
+  for (const char* bad : {"5", "5m", "us", "1e300s", "-1e300s", "31536001s"})
+    EXPECT_FALSE(parse_duration(bad).is_ok()) << bad;
 }
 
 TEST(Options, DefaultsAreAGigabitPair) {
