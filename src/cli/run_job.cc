@@ -34,6 +34,8 @@ struct Running {
   std::string to_write;  // remote: not yet written to it
   std::unique_ptr<OutputStream> output;
   std::unique_ptr<OutputStream> error;
+  Time output_heard = 0;  // when it last said something, or could not
+  Time error_heard = 0;
   bool ended = false;
   int exit_code = 0;
 };
@@ -79,6 +81,7 @@ class Job {
   void wait_for_something();
   void read_signals();
   bool read_output(int& descriptor, OutputStream& stream);
+  void listen(int& descriptor, OutputStream& stream, Time& heard);
   void feed(Running& running);
   void reap();
   void ended(Running& running, int status);
@@ -186,6 +189,16 @@ bool Job::read_output(int& descriptor, OutputStream& stream) {
     close_descriptor(descriptor);
   }
   return false;
+}
+
+void Job::listen(int& descriptor, OutputStream& stream, Time& heard) {
+  if (descriptor < 0) return;
+  // Who is not read is not silent: the rest of its line may wait in the pipe.
+  if (stream.outlet().is_full() || read_output(descriptor, stream)) {
+    heard = clock_.now();
+  } else if (clock_.now() - heard >= kSilence) {
+    stream.flush();
+  }
 }
 
 void Job::feed(Running& running) {
@@ -301,12 +314,7 @@ void Job::wait_for_something() {
     if (running.input >= 0 && !running.to_write.empty())
       waiting.push_back({running.input, POLLOUT, 0});
   }
-  if (::poll(waiting.data(), waiting.size(), static_cast<int>(kSilence / kMillisecond)) == 0) {
-    for (auto& running : running_) {
-      running.output->flush();
-      running.error->flush();
-    }
-  }
+  ::poll(waiting.data(), waiting.size(), static_cast<int>(kSilence / kMillisecond));
 }
 
 int Job::run() {
@@ -315,10 +323,8 @@ int Job::run() {
     if (options_.service) options_.service();
     read_signals();
     for (auto& running : running_) {
-      if (running.guarded.output >= 0 && !out_.is_full())
-        read_output(running.guarded.output, *running.output);
-      if (running.guarded.error >= 0 && !error_.is_full())
-        read_output(running.guarded.error, *running.error);
+      listen(running.guarded.output, *running.output, running.output_heard);
+      listen(running.guarded.error, *running.error, running.error_heard);
       feed(running);
     }
     out_.write_some();

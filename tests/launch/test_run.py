@@ -232,6 +232,19 @@ def test_a_reader_that_does_not_read_stops_no_signal(paceline):
         assert wait_until(lambda: not alive(mark))
 
 
+def test_a_prompt_is_shown_while_another_rank_talks(paceline, tmp_path):
+    script = (
+        "if [ $PACELINE_RANK = 0 ]; then printf 'your name? '; fi; "
+        "while [ ! -e done ]; do [ $PACELINE_RANK = 0 ] || echo talk >&2; sleep 0.02; done"
+    )
+    command = [paceline, "run", "-np", "2", "--", "sh", "-c", script]
+    with launched(command, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert select.select([process.stdout], [], [], 15)[0], "the prompt waits for the other rank's silence"
+        assert os.read(process.stdout.fileno(), 100) == b"your name? "
+        (tmp_path / "done").touch()
+        assert process.wait(timeout=30) == 0
+
+
 def test_output_that_is_lost_is_no_success(paceline):
     result = run(["bash", "-c", f"{paceline} run -np 1 -- echo hello > /dev/full"])
     assert result.returncode == 1
