@@ -363,6 +363,7 @@ void Job::drain() {
     }
   }
   for (bool was_said = false;;) {
+    if (options_.service) options_.service();  // who knocks still would keep poll() awake
     out_.write_some();
     if (!was_said && !out_.status().is_ok()) {
       was_said = true;

@@ -245,6 +245,19 @@ def test_a_prompt_is_shown_while_another_rank_talks(paceline, tmp_path):
         assert process.wait(timeout=30) == 0
 
 
+def test_strangers_are_answered_while_a_reader_holds_the_output_up(paceline, tmp_path):
+    """Unanswered, they would keep the launcher busy until its reader goes on."""
+    mark = f"54321.{os.getpid()}"
+    script = f'echo "$PACELINE_RENDEZVOUS" > place; : {mark}; seq 100000'
+    with launched([paceline, "run", "-np", "1", "--", "sh", "-c", script], tmp_path, stdout=subprocess.PIPE) as process:
+        assert wait_until(lambda: waiting_in(process.stdout) and alive(mark) == [process.pid])
+        host, _, port = (tmp_path / "place").read_text().strip().rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=15) as stranger:
+            assert stranger.recv(4), "nobody serves"
+        out, _ = process.communicate(timeout=60)
+        assert (process.returncode, out.splitlines()[-1]) == (0, "100000")
+
+
 def test_output_that_is_lost_is_no_success(paceline):
     result = run(["bash", "-c", f"{paceline} run -np 1 -- echo hello > /dev/full"])
     assert result.returncode == 1
