@@ -312,6 +312,19 @@ def test_this_machine_s_names_are_one_machine(paceline):
     assert sorted(result.stdout.splitlines()) == ["0/2", "1/2"]
 
 
+def test_this_machine_s_addresses_and_whole_name_need_no_ssh(paceline, tmp_path):
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.0.1.1 me.example.com\n")
+    script = (
+        f"hostname me && mount --bind {tmp_path}/hosts /etc/hosts && ip link set lo up && "
+        "ip addr add 198.51.100.7/32 dev lo && ip addr add 2001:db8::7/128 dev lo && "
+        f"exec {paceline} run --ssh false -H me:1,198.51.100.7:1,[2001:DB8:0::7]:1,me.example.com:1 -- "
+        "sh -c 'echo $PACELINE_LOCAL_RANK/$PACELINE_LOCAL_SIZE'"
+    )
+    result = run(["unshare", "--net", "--uts", "--mount", "sh", "-c", script])
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["0/4", "1/4", "2/4", "3/4"]
+
+
 def test_lines_of_other_systems_are_marked_once(paceline):
     result = run([paceline, "run", "-np", 1, "--prefix-output", "--", "printf", r"a\r\nb\r5 %%\r6 %%\n"])
     assert result.stdout == "[0]<stdout> a\n[0]<stdout> b\n[0]<stdout> 5 %\n[0]<stdout> 6 %\n", ascii(result.stdout)
