@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -25,6 +26,8 @@ namespace {
 constexpr Time kKillAfter = 5 * kSecond;  // from SIGTERM to SIGKILL, when another rank failed
 constexpr int kOutputLost = 1;            // the ranks ended well, but what they said is not there
 constexpr Time kSilence = 200 * kMillisecond;  // an unfinished line is shown after this
+constexpr rlim_t kDescriptors = 256;           // of the launcher itself, and of strangers
+constexpr rlim_t kRankDescriptors = 7;  // of each rank: pipes, files, connection to the server
 constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP};
 
 struct Running {
@@ -76,6 +79,7 @@ class Job {
   int run();
 
  private:
+  void make_room(std::size_t ranks);
   Status start_one(const JobProcess& process);
   Status open_output(Running& running);
   void wait_for_something();
@@ -99,6 +103,7 @@ class Job {
   std::vector<Running> running_;
   SteadyClock clock_;
   sigset_t old_mask_{};
+  rlimit old_descriptors_{};
   int signals_ = -1;
   int exit_code_ = 0;
   bool terminating_ = false;
@@ -120,6 +125,15 @@ Job::~Job() {
   }
 }
 
+/// The usual limit of 1024 descriptors is enough for 200 remote ranks. What they start with is what the caller has.
+void Job::make_room(std::size_t ranks) {
+  ::getrlimit(RLIMIT_NOFILE, &old_descriptors_);
+  auto more = old_descriptors_;
+  more.rlim_cur =
+      std::min(more.rlim_max, std::max(more.rlim_cur, kDescriptors + kRankDescriptors * ranks));
+  ::setrlimit(RLIMIT_NOFILE, &more);
+}
+
 Status Job::start(const std::vector<JobProcess>& processes) {
   sigset_t watched;
   sigemptyset(&watched);
@@ -128,6 +142,7 @@ Status Job::start(const std::vector<JobProcess>& processes) {
   sigprocmask(SIG_BLOCK, &watched, &old_mask_);
   ::signal(SIGPIPE, SIG_IGN);
   signals_ = ::signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
+  make_room(processes.size());
   running_.reserve(processes.size());
   for (const auto& process : processes) PACELINE_RETURN_IF_ERROR(start_one(process));
   return {};
@@ -157,6 +172,7 @@ Status Job::start_one(const JobProcess& process) {
   running.process = &process;
   PACELINE_RETURN_IF_ERROR(open_output(running));
   Command command = process.command;
+  command.descriptors = old_descriptors_;
   int ends[2] = {-1, -1};
   if (process.remote) {
     if (::pipe2(ends, O_CLOEXEC) != 0) {

@@ -139,6 +139,14 @@ def test_no_orphans_of_a_caller_with_many_descriptors(paceline, python):
         assert wait_until(lambda: not alive(mark))
 
 
+def test_more_ranks_than_the_caller_may_have_descriptors(paceline):
+    """Which stays the ranks' limit: a program that uses select() relies on it."""
+    script = "ulimit -n; [ $PACELINE_RANK != 0 ] || prlimit --nofile --noheadings -o HARD --pid $$"
+    result = run(["prlimit", "--nofile=64:4096", paceline, "run", "-np", 40, "--", "sh", "-c", script])
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.split()) == ["4096"] + ["64"] * 40
+
+
 def read_until(pipe, text):
     """All that has come when `text` has."""
     got = b""
