@@ -149,6 +149,11 @@ Result<Rendezvous> find_rendezvous(const JoinOptions& options, const Identity& i
     }
     found.secret = local_secret(identity);
   }
+  // Ranks of the host that has this name meet where it leads the other hosts' ranks.
+  if (addresses.front().is_loopback() && !own.is_loopback() && !names_loopback(place.host)) {
+    place.host = found.bind_address;
+    addresses = {own};
+  }
   bool elsewhere = identity.launcher == Launcher::kPaceline && server_is_named;
   PACELINE_ASSIGN(found.space,
                   open_server_space(place, addresses.front(), identity, *found.secret, elsewhere));

@@ -122,6 +122,7 @@ Result<Pipe> make_pipe() {
   ::dup2(control, kControl);
   ::fcntl(kControl, F_SETFD, FD_CLOEXEC);
   close_descriptors_from(kControl + 1);
+  if (command.descriptors) ::setrlimit(RLIMIT_NOFILE, &*command.descriptors);
   pid_t guard = ::getpid();
   pid_t child = ::fork();
   if (child == 0) become_command(command, guard);

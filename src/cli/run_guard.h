@@ -8,8 +8,10 @@
 // or the same signal's 128 + n).
 #pragma once
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,8 +23,9 @@ namespace paceline::cli {
 struct Command {
   std::vector<std::string> arguments;                            ///< [0] is looked up in PATH
   std::vector<std::pair<std::string, std::string>> environment;  ///< on top of this process's own
-  std::vector<std::string> unset;  ///< variables that must not be inherited
-  int input = -1;                  ///< becomes standard input; -1: /dev/null
+  std::vector<std::string> unset;     ///< variables that must not be inherited
+  int input = -1;                     ///< becomes standard input; -1: /dev/null
+  std::optional<rlimit> descriptors;  ///< how many it may open; none: as this process
 };
 
 struct Guarded {

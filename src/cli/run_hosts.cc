@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <map>
+
+#include "bootstrap/host_address.h"
 
 namespace paceline::cli {
 namespace {
@@ -75,6 +78,12 @@ Result<HostSlots> parse_entry(std::string_view entry) {
   return result;
 }
 
+bool is_own(const bootstrap::HostAddress& address) {
+  auto own = bootstrap::interfaces();
+  return std::any_of(own.begin(), own.end(),
+                     [&](const auto& entry) { return entry.address.host() == address.host(); });
+}
+
 }  // namespace
 
 Result<std::vector<HostSlots>> parse_hosts(std::string_view text) {
@@ -134,7 +143,15 @@ bool is_this_host(const std::string& host) {
   char name[256] = {};
   if (gethostname(name, sizeof(name) - 1) != 0) return false;
   std::string own(name);
-  return host == own || host == own.substr(0, own.find('.'));
+  auto first_label = [](const std::string& text) { return text.substr(0, text.find('.')); };
+  if (host == own || host == first_label(own)) return true;
+  if (auto address = bootstrap::numeric_address(host, 0)) return is_own(*address);
+  // Two domains may each have a machine of this name.
+  if (first_label(host) != first_label(own)) return false;
+  auto addresses = bootstrap::resolve(host, 0);
+  return addresses && std::any_of(addresses->begin(), addresses->end(), [](const auto& address) {
+           return address.is_loopback() || is_own(address);
+         });
 }
 
 Result<std::vector<Placement>> place(const std::vector<HostSlots>& hosts, int np) {
@@ -153,10 +170,10 @@ Result<std::vector<Placement>> place(const std::vector<HostSlots>& hosts, int np
   std::map<std::string, int> used;
   auto machine = [](const Placement& p) { return p.local ? std::string() : p.host; };
   for (const auto& host : hosts) {
+    const bool local = static_cast<int>(placements.size()) < np && is_this_host(host.host);
     for (int i = 0; i < host.slots && static_cast<int>(placements.size()) < np; ++i) {
-      Placement placement{.rank = static_cast<int>(placements.size()),
-                          .host = host.host,
-                          .local = is_this_host(host.host)};
+      Placement placement{
+          .rank = static_cast<int>(placements.size()), .host = host.host, .local = local};
       placement.local_rank = used[machine(placement)]++;
       placements.push_back(std::move(placement));
     }

@@ -34,7 +34,7 @@ struct Placement {
 /// there are). np 0: one process a slot.
 Result<std::vector<Placement>> place(const std::vector<HostSlots>& hosts, int np);
 
-/// "localhost", a loopback address or this machine's own name.
+/// "localhost", an address of one of this machine's interfaces, or its own name, whole or short.
 bool is_this_host(const std::string& host);
 
 }  // namespace paceline::cli

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -25,6 +26,8 @@ namespace {
 constexpr Time kKillAfter = 5 * kSecond;  // from SIGTERM to SIGKILL, when another rank failed
 constexpr int kOutputLost = 1;            // the ranks ended well, but what they said is not there
 constexpr Time kSilence = 200 * kMillisecond;  // an unfinished line is shown after this
+constexpr rlim_t kDescriptors = 256;           // of the launcher itself, and of strangers
+constexpr rlim_t kRankDescriptors = 7;  // of each rank: pipes, files, connection to the server
 constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP};
 
 struct Running {
@@ -34,6 +37,8 @@ struct Running {
   std::string to_write;  // remote: not yet written to it
   std::unique_ptr<OutputStream> output;
   std::unique_ptr<OutputStream> error;
+  Time output_heard = 0;  // when it last said something, or could not
+  Time error_heard = 0;
   bool ended = false;
   int exit_code = 0;
 };
@@ -74,11 +79,13 @@ class Job {
   int run();
 
  private:
+  void make_room(std::size_t ranks);
   Status start_one(const JobProcess& process);
   Status open_output(Running& running);
   void wait_for_something();
   void read_signals();
   bool read_output(int& descriptor, OutputStream& stream);
+  void listen(int& descriptor, OutputStream& stream, Time& heard);
   void feed(Running& running);
   void reap();
   void ended(Running& running, int status);
@@ -96,6 +103,7 @@ class Job {
   std::vector<Running> running_;
   SteadyClock clock_;
   sigset_t old_mask_{};
+  rlimit old_descriptors_{};
   int signals_ = -1;
   int exit_code_ = 0;
   bool terminating_ = false;
@@ -117,6 +125,15 @@ Job::~Job() {
   }
 }
 
+/// The usual limit of 1024 descriptors is enough for 200 remote ranks. What they start with is what the caller has.
+void Job::make_room(std::size_t ranks) {
+  ::getrlimit(RLIMIT_NOFILE, &old_descriptors_);
+  auto more = old_descriptors_;
+  more.rlim_cur =
+      std::min(more.rlim_max, std::max(more.rlim_cur, kDescriptors + kRankDescriptors * ranks));
+  ::setrlimit(RLIMIT_NOFILE, &more);
+}
+
 Status Job::start(const std::vector<JobProcess>& processes) {
   sigset_t watched;
   sigemptyset(&watched);
@@ -125,6 +142,7 @@ Status Job::start(const std::vector<JobProcess>& processes) {
   sigprocmask(SIG_BLOCK, &watched, &old_mask_);
   ::signal(SIGPIPE, SIG_IGN);
   signals_ = ::signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
+  make_room(processes.size());
   running_.reserve(processes.size());
   for (const auto& process : processes) PACELINE_RETURN_IF_ERROR(start_one(process));
   return {};
@@ -154,6 +172,7 @@ Status Job::start_one(const JobProcess& process) {
   running.process = &process;
   PACELINE_RETURN_IF_ERROR(open_output(running));
   Command command = process.command;
+  command.descriptors = old_descriptors_;
   int ends[2] = {-1, -1};
   if (process.remote) {
     if (::pipe2(ends, O_CLOEXEC) != 0) {
@@ -186,6 +205,16 @@ bool Job::read_output(int& descriptor, OutputStream& stream) {
     close_descriptor(descriptor);
   }
   return false;
+}
+
+void Job::listen(int& descriptor, OutputStream& stream, Time& heard) {
+  if (descriptor < 0) return;
+  // Who is not read is not silent: the rest of its line may wait in the pipe.
+  if (stream.outlet().is_full() || read_output(descriptor, stream)) {
+    heard = clock_.now();
+  } else if (clock_.now() - heard >= kSilence) {
+    stream.flush();
+  }
 }
 
 void Job::feed(Running& running) {
@@ -301,12 +330,7 @@ void Job::wait_for_something() {
     if (running.input >= 0 && !running.to_write.empty())
       waiting.push_back({running.input, POLLOUT, 0});
   }
-  if (::poll(waiting.data(), waiting.size(), static_cast<int>(kSilence / kMillisecond)) == 0) {
-    for (auto& running : running_) {
-      running.output->flush();
-      running.error->flush();
-    }
-  }
+  ::poll(waiting.data(), waiting.size(), static_cast<int>(kSilence / kMillisecond));
 }
 
 int Job::run() {
@@ -315,10 +339,8 @@ int Job::run() {
     if (options_.service) options_.service();
     read_signals();
     for (auto& running : running_) {
-      if (running.guarded.output >= 0 && !out_.is_full())
-        read_output(running.guarded.output, *running.output);
-      if (running.guarded.error >= 0 && !error_.is_full())
-        read_output(running.guarded.error, *running.error);
+      listen(running.guarded.output, *running.output, running.output_heard);
+      listen(running.guarded.error, *running.error, running.error_heard);
       feed(running);
     }
     out_.write_some();
@@ -357,6 +379,7 @@ void Job::drain() {
     }
   }
   for (bool was_said = false;;) {
+    if (options_.service) options_.service();  // who knocks still would keep poll() awake
     out_.write_some();
     if (!was_said && !out_.status().is_ok()) {
       was_said = true;

@@ -92,6 +92,31 @@ def test_slurms_variables(python, free_port):
         assert code == 0 and f"rank {rank} size 3 nodes 1 ok" in text, text
 
 
+def test_a_host_that_takes_its_own_name_for_loopback(python, free_port, tmp_path):
+    """As Debian's installer writes /etc/hosts: rank 0 must be where the other hosts look for it."""
+    address = "198.51.100.7"
+    (tmp_path / "hosts0").write_text("127.0.0.1 localhost\n127.0.1.1 node0\n")
+    (tmp_path / "hosts1").write_text(f"127.0.0.1 localhost\n{address} node0\n")
+    rank = "mount --bind {folder}/hosts{r} /etc/hosts && SLURM_PROCID={r} SLURM_NODEID={r} exec {python} {worker}"
+    ranks = [rank.format(folder=tmp_path, r=r, python=python, worker=WORKER) for r in (0, 1)]
+    script = (
+        f"ip link set lo up && ip addr add {address}/32 dev lo && "
+        f"{{ unshare -m sh -c '{ranks[0]}' & unshare -m sh -c '{ranks[1]}'; code=$?; wait $! && exit $code; }}"
+    )
+    result = run(
+        ["unshare", "-n", "sh", "-c", script],
+        SLURM_STEP_NUM_TASKS=2,
+        SLURM_STEP_TASKS_PER_NODE="1(x2)",
+        SLURM_LOCALID=0,
+        SLURM_JOB_ID=43,
+        SLURM_STEP_ID=0,
+        SLURM_STEP_NODELIST="node[0-1]",
+        PACELINE_PORT=free_port,
+        PACELINE_SECRET="0123456789abcdef0123456789abcdef",
+    )
+    expect_ranks(result, 2)
+
+
 def test_contradictory_environment_is_named(python):
     result = run([python, WORKER], RANK=4, WORLD_SIZE=4)
     assert result.returncode != 0

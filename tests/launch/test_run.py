@@ -139,6 +139,14 @@ def test_no_orphans_of_a_caller_with_many_descriptors(paceline, python):
         assert wait_until(lambda: not alive(mark))
 
 
+def test_more_ranks_than_the_caller_may_have_descriptors(paceline):
+    """Which stays the ranks' limit: a program that uses select() relies on it."""
+    script = "ulimit -n; [ $PACELINE_RANK != 0 ] || prlimit --nofile --noheadings -o HARD --pid $$"
+    result = run(["prlimit", "--nofile=64:4096", paceline, "run", "-np", 40, "--", "sh", "-c", script])
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.split()) == ["4096"] + ["64"] * 40
+
+
 def read_until(pipe, text):
     """All that has come when `text` has."""
     got = b""
@@ -232,6 +240,32 @@ def test_a_reader_that_does_not_read_stops_no_signal(paceline):
         assert wait_until(lambda: not alive(mark))
 
 
+def test_a_prompt_is_shown_while_another_rank_talks(paceline, tmp_path):
+    script = (
+        "if [ $PACELINE_RANK = 0 ]; then printf 'your name? '; fi; "
+        "while [ ! -e done ]; do [ $PACELINE_RANK = 0 ] || echo talk >&2; sleep 0.02; done"
+    )
+    command = [paceline, "run", "-np", "2", "--", "sh", "-c", script]
+    with launched(command, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert select.select([process.stdout], [], [], 15)[0], "the prompt waits for the other rank's silence"
+        assert os.read(process.stdout.fileno(), 100) == b"your name? "
+        (tmp_path / "done").touch()
+        assert process.wait(timeout=30) == 0
+
+
+def test_strangers_are_answered_while_a_reader_holds_the_output_up(paceline, tmp_path):
+    """Unanswered, they would keep the launcher busy until its reader goes on."""
+    mark = f"54321.{os.getpid()}"
+    script = f'echo "$PACELINE_RENDEZVOUS" > place; : {mark}; seq 100000'
+    with launched([paceline, "run", "-np", "1", "--", "sh", "-c", script], tmp_path, stdout=subprocess.PIPE) as process:
+        assert wait_until(lambda: waiting_in(process.stdout) and alive(mark) == [process.pid])
+        host, _, port = (tmp_path / "place").read_text().strip().rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=15) as stranger:
+            assert stranger.recv(4), "nobody serves"
+        out, _ = process.communicate(timeout=60)
+        assert (process.returncode, out.splitlines()[-1]) == (0, "100000")
+
+
 def test_output_that_is_lost_is_no_success(paceline):
     result = run(["bash", "-c", f"{paceline} run -np 1 -- echo hello > /dev/full"])
     assert result.returncode == 1
@@ -284,6 +318,19 @@ def test_this_machine_s_names_are_one_machine(paceline):
     result = run([paceline, "run", "-H", "localhost:1,127.0.0.1:1", "--", "sh", "-c",
                   'echo "$PACELINE_LOCAL_RANK/$PACELINE_LOCAL_SIZE"'])  # fmt: skip
     assert sorted(result.stdout.splitlines()) == ["0/2", "1/2"]
+
+
+def test_this_machine_s_addresses_and_whole_name_need_no_ssh(paceline, tmp_path):
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.0.1.1 me.example.com\n")
+    script = (
+        f"hostname me && mount --bind {tmp_path}/hosts /etc/hosts && ip link set lo up && "
+        "ip addr add 198.51.100.7/32 dev lo && ip addr add 2001:db8::7/128 dev lo && "
+        f"exec {paceline} run --ssh false -H me:1,198.51.100.7:1,[2001:DB8:0::7]:1,me.example.com:1 -- "
+        "sh -c 'echo $PACELINE_LOCAL_RANK/$PACELINE_LOCAL_SIZE'"
+    )
+    result = run(["unshare", "--net", "--uts", "--mount", "sh", "-c", script])
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["0/4", "1/4", "2/4", "3/4"]
 
 
 def test_lines_of_other_systems_are_marked_once(paceline):
