@@ -142,6 +142,25 @@ def test_a_built_library_has_every_function():
         assert hasattr(library, name), name
 
 
+def test_a_path_that_can_not_be_is_an_error():
+    """On one node there is none, and without a driver nothing of it is called."""
+    built(_cuda.NAME)
+    code = (
+        "import paceline\n"
+        "from paceline import _cuda\n"
+        "c = paceline.Communicator(rank=0, size=1)\n"
+        "try:\n"
+        "    _cuda.CudaCommunicator(c, 0)\n"
+        "except paceline.UnsupportedError as error:\n"
+        "    print(error)\n"
+        "c.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0 and "share one node" in done.stdout, (done.returncode, done.stderr)
+
+
 # --- buckets ----------------------------------------------------------------------------------------------------------
 
 GRADIENTS = st.lists(st.integers(1, 10**6).map(lambda n: 4 * n), min_size=1, max_size=200)
