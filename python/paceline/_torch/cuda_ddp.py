@@ -40,6 +40,7 @@ class CudaAttachment(Attachment):
         self._parts = {}
         rows.say(endpoint.rank, self._rows, self.keyed_parameters())
         self._open = None  # (future, buffer) that is completed with this pass
+        self._begun = False  # whether the path has something of this pass: what it does not carry may come before
         self._last = 0  # operation of this pass
         #: torch's optimizers fused into the backward pass look at a bucket's future at once.
         self._each_at_once = any(hasattr(p, "_in_backward_optimizers") for p in ddp.module.parameters())
@@ -71,6 +72,7 @@ class CudaAttachment(Attachment):
             self._open = None  # a pass that raised has left it
             self.endpoint.steps.keep(self._under_way)  # and these
             self._under_way = []
+            self._begun = False
             self.begin_pass()
         known = self.known(index, buffer)
         if known is None:
@@ -80,7 +82,8 @@ class CudaAttachment(Attachment):
                 return average_by_process_group(self.process_group(), buffer, self.endpoint.size)
             known = self.keep(index, buffer, self.prepare(buffer, *self.encoded_layout(bucket)))
         steps = self.endpoint.steps
-        steps.submitted(index == 0, self._model)
+        steps.submitted(not self._begun, self._model)
+        self._begun = True
         try:
             self._last = self.submit(known.calls)
         except BaseException:
