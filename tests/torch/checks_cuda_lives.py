@@ -161,6 +161,21 @@ def a_pass_that_begins_with_what_torch_carries_is_a_pass_too():
         assert residual_of(model, model.module.body.weight).abs().sum().item() > 0
 
 
+@check
+def joined_ranks_divide_every_type_alike():
+    """What is left of a join() is the mean of the ranks that still have inputs, by whichever way it goes."""
+    torch.manual_seed(0)
+    with wrapped(TwoTypes(), bucket_cap_mb=0.001) as (model, _):
+        with model.join(divide_by_initial_world_size=False):
+            for step in range(1 + RANK):
+                model.zero_grad()
+                model(torch.full((1, 64), 1.0 + step)).sum().backward()
+        if RANK == 1:  # alone in its last step
+            assert torch.equal(model.module.head.bias.grad, torch.ones(4, dtype=torch.float64))
+            expected = model.module.head.weight.detach().sum(0).float()
+            torch.testing.assert_close(model.module.body.bias.grad, expected)
+
+
 # --- models that go ---------------------------------------------------------------------------------------------------
 
 

@@ -79,7 +79,7 @@ class CudaAttachment(Attachment):
             if not self.carries(buffer):
                 if last:
                     self._complete()
-                return average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+                return self._by_process_group(buffer, last)
             known = self.keep(index, buffer, self.prepare(buffer, *self.encoded_layout(bucket)))
         steps = self.endpoint.steps
         steps.submitted(not self._begun, self._model)
@@ -176,18 +176,32 @@ class CudaAttachment(Attachment):
             return _cuda.CODEC_NONE
         return _cuda.CODEC_SETTINGS
 
+    def _by_process_group(self, buffer, last):
+        future = average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+        ranks = self._joined_ranks(last)
+        if ranks is None:
+            return future
+        return future.then(
+            lambda averaged: averaged.value().mul_(self.endpoint.size / ranks.to(averaged.value().dtype))
+        )
+
     def _apply_join_factor(self, buffer, last):
-        """join(divide_by_initial_world_size=False): the mean over the ranks that still have inputs."""
+        ranks = self._joined_ranks(last)
+        if ranks is not None:
+            buffer.mul_(self.endpoint.size / ranks.to(buffer.device, buffer.dtype))
+
+    def _joined_ranks(self, last):
+        """join(divide_by_initial_world_size=False): how many ranks still have inputs, whose mean it is; else None."""
         work = self.join_work
         if work is None:
-            return
+            return None
         if last:
             self.join_work = None
         ddp = self._ddp()
         if ddp is None or getattr(ddp, "_divide_by_initial_world_size", True):
-            return
+            return None
         work.wait()
-        buffer.mul_(self.endpoint.size / first_tensor(work).to(buffer.device, buffer.dtype))
+        return first_tensor(work)
 
     def encoded_layout(self, bucket):
         """The bucket's segments, its name as the C ABI takes it, and what it is cut into, for submit()."""
