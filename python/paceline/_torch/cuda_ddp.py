@@ -181,9 +181,8 @@ class CudaAttachment(Attachment):
         ranks = self._joined_ranks(last)
         if ranks is None:
             return future
-        return future.then(
-            lambda averaged: averaged.value().mul_(self.endpoint.size / ranks.to(averaged.value().dtype))
-        )
+        factor = (self.endpoint.size / ranks.to(buffer.device, buffer.dtype)).reshape(())  # sparse ones take no vector
+        return future.then(lambda averaged: averaged.value().mul_(factor))
 
     def _apply_join_factor(self, buffer, last):
         ranks = self._joined_ranks(last)
