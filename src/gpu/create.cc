@@ -45,11 +45,11 @@ WireCodec codec_of(const std::string& name) {
 
 std::string threads_text(int asked) { return asked == 0 ? "auto" : std::to_string(asked); }
 
-/// The caller's device is the current one again afterwards, where it had one.
+/// The caller's device is the current one again afterwards, where it had one (and there is a driver to ask).
 class SameContext {
  public:
   explicit SameContext(const cu::Api* api) : api_(api) {
-    if (api_ != nullptr && api_->ctx_get_current(&before_) != 0) before_ = nullptr;
+    if (api_->ctx_get_current == nullptr || api_->ctx_get_current(&before_) != 0) before_ = nullptr;
   }
   ~SameContext() {
     if (before_ != nullptr) api_->ctx_set_current(before_);

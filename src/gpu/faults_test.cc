@@ -107,9 +107,13 @@ TEST(Faults, OneNodeIsRefused) {
 
 TEST(Faults, ARankWithoutADriverIsNamedOnAll) {
   Cluster cluster({.nodes = 2, .local_size = 1});
+  const cu::Api none;
   cluster.run([&](Rank r) {
     auto drivers = cluster.drivers();
-    if (r == 1) drivers.missing = Status(Code::kUnavailable, "no CUDA driver: as the test says");
+    if (r == 1) {
+      drivers.cuda = &none;
+      drivers.missing = Status(Code::kUnavailable, "no CUDA driver: as the test says");
+    }
     PathOptions options;
     options.device = r;
     auto made = Path::create(drivers, cluster.comm(r), options);

@@ -134,6 +134,48 @@ def residuals_of_another_unit_are_refused():
             raise AssertionError("taken")
 
 
+class TwoTypes(nn.Module):
+    """Its backward pass begins with gradients that torch carries."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 4).double()
+
+    def forward(self, inputs):
+        return self.head(self.body(inputs).double())
+
+
+@check
+def a_pass_that_begins_with_what_torch_carries_is_a_pass_too():
+    """Without an optimizer of torch's, what the last one has kept is settled as the next begins."""
+    torch.manual_seed(0)
+    with settings(codec="int8"), wrapped(TwoTypes(), bucket_cap_mb=0.001) as (model, communicator):
+        calls = counted(communicator, "commit_residuals", "rollback_residuals")
+        for step in range(STEPS):
+            model.zero_grad()
+            loss = model(batch(step, 64)).square().mean()
+            (loss * float("nan") if step == STEPS - 1 else loss).backward()
+        ddp.attachment_of(model).endpoint.steps.arrive()
+        assert calls == ["commit_residuals"] * (STEPS - 1) + ["rollback_residuals"], calls
+        assert residual_of(model, model.module.body.weight).abs().sum().item() > 0
+
+
+@check
+def joined_ranks_divide_every_type_alike():
+    """What is left of a join() is the mean of the ranks that still have inputs, by whichever way it goes."""
+    torch.manual_seed(0)
+    with wrapped(TwoTypes(), bucket_cap_mb=0.001) as (model, _):
+        with model.join(divide_by_initial_world_size=False):
+            for step in range(1 + RANK):
+                model.zero_grad()
+                model(torch.full((1, 64), 1.0 + step)).sum().backward()
+        if RANK == 1:  # alone in its last step
+            assert torch.equal(model.module.head.bias.grad, torch.ones(4, dtype=torch.float64))
+            expected = model.module.head.weight.detach().sum(0).float()
+            torch.testing.assert_close(model.module.body.bias.grad, expected)
+
+
 # --- models that go ---------------------------------------------------------------------------------------------------
 
 

@@ -423,6 +423,22 @@ def sparse_gradients():
 
 
 @check
+def sparse_gradients_that_come_last():
+    """An embedding before dense layers: whose gradients are there, too, when the backward pass returns."""
+    torch.manual_seed(21)
+    layers = [torch.nn.Linear(64, 64) for _ in range(6)]
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(20, 64, sparse=True, mode="sum"), *layers)
+    ours, plain = pair(model, bucket_cap_mb=0.01)
+    for step in range(3):
+        for model in (plain, ours):
+            model.zero_grad()
+            model(torch.tensor([[RANK, RANK + 1, step]])).pow(2).sum().backward()
+        assert not attachment_of(ours)._running, "nobody has waited for these"
+        for one, other in zip(ours.parameters(), plain.parameters()):
+            torch.testing.assert_close(one.grad.to_dense(), other.grad.to_dense())
+
+
+@check
 def the_scripts_own_hook_wins():
     ours, plain = pair(mlp(22))
     seen = []

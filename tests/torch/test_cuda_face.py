@@ -322,13 +322,35 @@ def test_any_optimizer_waits_but_only_the_models_own_ends_the_step(endpoint):
     assert endpoint.communicator.said() == ["commit"]
 
 
-def test_a_fault_keeps_the_parameters(endpoint):
+#: What ends a path: GPUs that fail and NCCL are "unavailable".
+FAULTS = [
+    paceline.PeerLostError,
+    paceline.UnavailableError,
+    paceline.MismatchError,
+    paceline.CorruptedError,
+    paceline.ResourceExhaustedError,
+    paceline.InternalError,
+]
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_keeps_the_parameters(endpoint, kind):
     optimizer = optimizer_of(endpoint)
     backward(endpoint)
-    endpoint.communicator.error = PeerLostError("rank 1 is gone")
-    with pytest.raises(PeerLostError):
-        optimizer.step()
+    endpoint.communicator.error = kind("rank 1 is at fault")
+    for _ in range(2):  # a script may catch the first and go on
+        with pytest.raises(kind, match="rank 1 is at fault"):
+            optimizer.step()
     assert torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
+
+
+@pytest.mark.parametrize("kind", [paceline.InvalidArgumentError, paceline.UnsupportedError])
+def test_a_refusal_is_no_fault(endpoint, kind):
+    endpoint.steps.failed(kind("its stream is being captured"))
+    optimizer = optimizer_of(endpoint)
+    backward(endpoint)
+    optimizer.step()
+    assert endpoint.communicator.said() == ["wait", "commit"]
 
 
 @pytest.fixture

@@ -41,12 +41,15 @@ class CpuAttachment(Attachment):
         known = self.known(index, buffer)
         if known is None:
             if buffer.layout != torch.strided:
-                return average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+                future = average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+                if last:
+                    self._finish_with_backward()
+                return future
             known = self.keep(index, buffer, self.prepare(buffer, *self.layout(bucket)))
         elif known.pages is None:  # in its second pass: in the first ones DDP may cut its buckets anew
             known.pages = shared_pages.of_bucket(self.endpoint.communicator, buffer)
         steps = self.endpoint.steps
-        steps.submitted(index == 0)
+        steps.submitted(not self._running)  # sparse gradients may come before a pass's first
         try:
             op = self.submit(known.calls)
         except BaseException:

@@ -116,7 +116,7 @@ def _close(endpoint):
 
 def prune():
     """Process groups that were destroyed behind our back."""
-    for group in {key[0] for key in _chosen}:
+    for group in dict.fromkeys(key[0] for key in _chosen):  # as on all ranks: a close waits for the others
         if not endpoints.known(group):
             close(group)
 

@@ -40,6 +40,7 @@ class CudaAttachment(Attachment):
         self._parts = {}
         rows.say(endpoint.rank, self._rows, self.keyed_parameters())
         self._open = None  # (future, buffer) that is completed with this pass
+        self._begun = False  # whether the path has something of this pass: what it does not carry may come before
         self._last = 0  # operation of this pass
         #: torch's optimizers fused into the backward pass look at a bucket's future at once.
         self._each_at_once = any(hasattr(p, "_in_backward_optimizers") for p in ddp.module.parameters())
@@ -71,16 +72,18 @@ class CudaAttachment(Attachment):
             self._open = None  # a pass that raised has left it
             self.endpoint.steps.keep(self._under_way)  # and these
             self._under_way = []
+            self._begun = False
             self.begin_pass()
         known = self.known(index, buffer)
         if known is None:
             if not self.carries(buffer):
                 if last:
                     self._complete()
-                return average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+                return self._by_process_group(buffer, last)
             known = self.keep(index, buffer, self.prepare(buffer, *self.encoded_layout(bucket)))
         steps = self.endpoint.steps
-        steps.submitted(index == 0, self._model)
+        steps.submitted(not self._begun, self._model)
+        self._begun = True
         try:
             self._last = self.submit(known.calls)
         except BaseException:
@@ -173,18 +176,31 @@ class CudaAttachment(Attachment):
             return _cuda.CODEC_NONE
         return _cuda.CODEC_SETTINGS
 
+    def _by_process_group(self, buffer, last):
+        future = average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+        ranks = self._joined_ranks(last)
+        if ranks is None:
+            return future
+        factor = (self.endpoint.size / ranks.to(buffer.device, buffer.dtype)).reshape(())  # sparse ones take no vector
+        return future.then(lambda averaged: averaged.value().mul_(factor))
+
     def _apply_join_factor(self, buffer, last):
-        """join(divide_by_initial_world_size=False): the mean over the ranks that still have inputs."""
+        ranks = self._joined_ranks(last)
+        if ranks is not None:
+            buffer.mul_(self.endpoint.size / ranks.to(buffer.device, buffer.dtype))
+
+    def _joined_ranks(self, last):
+        """join(divide_by_initial_world_size=False): how many ranks still have inputs, whose mean it is; else None."""
         work = self.join_work
         if work is None:
-            return
+            return None
         if last:
             self.join_work = None
         ddp = self._ddp()
         if ddp is None or getattr(ddp, "_divide_by_initial_world_size", True):
-            return
+            return None
         work.wait()
-        buffer.mul_(self.endpoint.size / first_tensor(work).to(buffer.device, buffer.dtype))
+        return first_tensor(work)
 
     def encoded_layout(self, bucket):
         """The bucket's segments, its name as the C ABI takes it, and what it is cut into, for submit()."""

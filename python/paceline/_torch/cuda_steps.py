@@ -12,10 +12,10 @@ import weakref
 import torch
 
 from paceline._torch import aborts, gates, residuals
-from paceline.errors import AbortedError, InvalidArgumentError, PacelineError, PeerLostError
-from paceline.errors import TimeoutError as PacelineTimeoutError
+from paceline.errors import InvalidArgumentError, PacelineError, UnsupportedError
 
-_FATAL = (AbortedError, PeerLostError, PacelineTimeoutError)
+#: After these the path goes on; all others (a GPU that fails, ranks that disagree, one that is lost …) have ended it.
+_REFUSALS = (InvalidArgumentError, UnsupportedError)
 _FINISH_SECONDS = 10.0
 _live = weakref.WeakSet()
 
@@ -79,7 +79,7 @@ class CudaSteps(residuals.ResidualSteps):
 
     def failed(self, error):
         """A call has raised."""
-        if isinstance(error, _FATAL) and self._error is None:
+        if not isinstance(error, _REFUSALS) and self._error is None:
             self._error = error
             _abort_torch(self._endpoint())
 
