@@ -3,6 +3,7 @@
 import gc
 
 import torch
+import torch.distributed as dist
 from checks import check, run
 from simulated_gpu import RANK, SIZE, settings, wrapped
 from torch import nn
@@ -211,6 +212,7 @@ def what_a_failure_is_heard_by_ends_torchs_own_communication():
         heard = []
         original, cuda_steps._abort_torch = cuda_steps._abort_torch, heard.append
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        dist.barrier()  # an abort would also end a peer that still attaches its model
         try:
             communicator.abort("a test's end")
             for call in (lambda: model(torch.ones(1, 4)).sum().backward(), optimizer.step, optimizer.step):
