@@ -84,17 +84,17 @@ def build(targets: set[str]) -> str:
 
 def targets_of(mutant: Mutant) -> set[str]:
     programs = {t.split(":")[0] for t in mutant.tests if not t.startswith("tests/")}
-    # Python tests need the library and the program, those on simulated GPUs their libraries too.
+    # Python tests need the library and the program, those on simulated GPUs (some in any file) their libraries too.
     python = [t for t in mutant.tests if t.startswith("tests/")]
     if python:
         programs |= {"paceline", "paceline_bin"}
-    if any("cuda" in t for t in python):
+    if any("tests/torch" in t for t in python):
         programs |= {"simulated_cuda", "simulated_paceline_cuda"}
     return programs
 
 
-def red(mutant: Mutant) -> bool:
-    """True when any guarding test fails (a test that hangs past its time is a catch too)."""
+def red(mutant: Mutant) -> str:
+    """What the first guarding test that fails says (one that hangs past its time fails too); empty when all pass."""
     env = {**os.environ, "PYTHONPATH": str(TREE / "python"), "PACELINE_TEST_SIM_SEEDS": "600"}
     for test in mutant.tests:
         if test.startswith("tests/"):
@@ -103,14 +103,21 @@ def red(mutant: Mutant) -> bool:
             program, _, pattern = test.partition(":")
             command = [f"build/bin/{program}", "--gtest_brief=1", *([f"--gtest_filter={pattern}"] if pattern else [])]
         try:
-            code = subprocess.run(
-                command, cwd=TREE, env=env, capture_output=True, timeout=mutant.timeout, check=False
-            ).returncode
+            done = subprocess.run(
+                command,
+                cwd=TREE,
+                env=env,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=mutant.timeout,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
-            return True
-        if code not in (0, 5):
-            return True
-    return False
+            return f"{test}: not done after {mutant.timeout} s"
+        if done.returncode not in (0, 5):
+            return f"{test}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}"
+    return ""
 
 
 def try_one(mutant: Mutant) -> str:
@@ -146,8 +153,9 @@ def main() -> int:
         print(problem)
         return 1
     clean = Mutant("unmutated", "", "", "", sorted({t for m in mutants for t in m.tests}), 1800)
-    if red(clean):
-        print("the unmutated copy does not pass its tests: mend that first")
+    said = red(clean)
+    if said:
+        print(f"the unmutated copy does not pass its tests: mend that first\n{said}")
         return 1
     caught = 0
     for number, mutant in enumerate(mutants, 1):
