@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <map>
@@ -207,6 +208,21 @@ TEST(ResidualStore, BadRequestsAreNamedAndChangeNothing) {
   EXPECT_NE(store.write(7, right).message().find("middle of a step"), std::string::npos);
   store.rollback();
   EXPECT_TRUE(store.write(7, right).is_ok());
+}
+
+TEST(ResidualStore, ScalingReachesWhatTheStepHasWrittenAndWhatItReturnsTo) {
+  for (const bool commits : {true, false}) {
+    ResidualStore store;
+    ASSERT_TRUE(store.write(1, std::vector<float>(10, 3.0F)).is_ok());
+    std::vector<ResidualRun> runs;
+    ASSERT_TRUE(store.runs(std::vector<ResidualRange>{{1, 0, 10}}, 0, 10, runs).is_ok());
+    for (const auto& run : runs) std::fill_n(run.after, run.elements, 5.0F);
+    ASSERT_TRUE(store.scale(2).is_ok());
+    commits ? store.commit() : store.rollback();
+    std::vector<float> back(10);
+    ASSERT_TRUE(store.read(1, back).is_ok());
+    EXPECT_EQ(back, std::vector<float>(10, commits ? 10.0F : 6.0F));
+  }
 }
 
 TEST(ResidualStore, LoadingTakesMemoryOnlyForAShard) {
