@@ -194,6 +194,35 @@ TEST_P(Sparse, WhatIsOwedIsPaidWithoutAnExactStepToo) {
   EXPECT_EQ(residual_sum(cluster), std::vector<double>(kElements));
 }
 
+// A gradient that is only read can take nothing along: who keeps something of it goes on keeping it.
+TEST_P(Sparse, NothingIsLostWhereAnotherCutIsNotInPlace) {
+  Cluster cluster(size(), slots());
+  auto first = gradients();
+  cluster.expect_ok(submit(cluster, first, segments_));
+  for (Rank r = 0; r < size(); ++r) cluster[r].commit_residuals();
+  const auto owed = residual_sum(cluster);
+  for (const auto codec : {plan::Codec::kTopK, plan::Codec::kNone}) {
+    const std::vector<float> zeros(kElements);
+    const auto before = residual_sum(cluster);
+    std::vector<std::vector<float>> out(static_cast<std::size_t>(size()),
+                                        std::vector<float>(kElements));
+    std::vector<OpId> ids;
+    for (Rank r = 0; r < size(); ++r) {
+      auto o = operation(out[static_cast<std::size_t>(r)],
+                         {{9, 0, kElements / 2}, {7, 0, kElements / 2}});
+      o.input = zeros.data();
+      o.codec.codec = codec;
+      ids.push_back(*cluster[r].submit(o, cluster.now));
+    }
+    cluster.expect_ok(ids);
+    for (Rank r = 0; r < size(); ++r) cluster[r].commit_residuals();
+    const auto rest = residual_sum(cluster);
+    for (std::size_t i = 0; i < kElements; ++i)
+      ASSERT_EQ(out[0][(i + kElements / 2) % kElements] + rest[i], before[i]) << "element " << i;
+  }
+  EXPECT_NE(owed, std::vector<double>(kElements));
+}
+
 // Rank 0 has all of an old bucket's encodings and a new bucket's gradient: the other rank waits for the latter alone.
 TEST(SparseOrder, AnEncodingGoesBeforeTheSumOfAnOlderBucket) {
   constexpr std::size_t kLarge = 300'000;  // a step of it is all that one call of progress() does
