@@ -223,6 +223,37 @@ TEST_P(Sparse, NothingIsLostWhereAnotherCutIsNotInPlace) {
   EXPECT_NE(owed, std::vector<double>(kElements));
 }
 
+TEST(SparseFaults, WhoSentADamagedEncodingIsNamed) {
+  Cluster cluster(3);
+  std::vector<std::vector<float>> data(3, std::vector<float>(3000, 1));
+  Operation o;
+  o.count = 3000;
+  o.codec.codec = plan::Codec::kTopK;
+  o.codec.ratio = 0.1;
+  o.name = "bucket";
+  std::vector<OpId> ended;
+  const auto submit = [&](Rank r) {
+    o.input = o.output = data[static_cast<std::size_t>(r)].data();
+    EXPECT_TRUE(cluster[r].submit(o, cluster.now));
+    for (int i = 0; i < 10; ++i) cluster[r].progress(cluster.now, ended);
+  };
+  submit(2);
+  cluster.network().cut_next(5);  // what rank 2 has for rank 0, once that is there
+  submit(0);
+  submit(1);
+  ASSERT_TRUE(cluster.drive([&] { return !cluster[0].health() && !cluster[1].health(); }));
+  for (Rank r = 0; r < 3; ++r) {
+    EXPECT_EQ(cluster[r].health().code(), Code::kCorrupted);
+    const auto text = cluster[r].health().message();
+    EXPECT_NE(text.find("'bucket' on rank 0 (host host-a): a top-k message can't be decoded"),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find("sent by rank 2 (host host-c); with PACELINE_CHECKSUM=on"),
+              std::string::npos)
+        << text;
+  }
+}
+
 // Rank 0 has all of an old bucket's encodings and a new bucket's gradient: the other rank waits for the latter alone.
 TEST(SparseOrder, AnEncodingGoesBeforeTheSumOfAnOlderBucket) {
   constexpr std::size_t kLarge = 300'000;  // a step of it is all that one call of progress() does
