@@ -1,5 +1,5 @@
-// Outputs that lie in their inputs, wherever and on each rank elsewhere: what is received must not replace what has yet
-// to be sent.
+// Where inputs and outputs lie. Outputs that lie in their inputs, wherever and on each rank elsewhere: what is received must
+// not replace what has yet to be sent. And long pieces, coded and added in slices, from one buffer to another or in place.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -115,6 +115,54 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Views,
                                          Layout{5, 1, Algorithm::kRing},
                                          Layout{5, 1, Algorithm::kDirect},
                                          Layout{6, 2, Algorithm::kTwoLevel}));
+
+struct LongCase {
+  Rank size;
+  Algorithm algorithm;
+  plan::Codec codec;
+};
+
+class LongPieces : public testing::TestWithParam<LongCase> {};
+
+// The same count again and again: the plan of the one way must not serve the other.
+TEST_P(LongPieces, FromOneBufferToAnotherAndInPlace) {
+  constexpr std::size_t kElements = 400'001;
+  const auto [size, algorithm, codec] = GetParam();
+  Cluster cluster(size);
+  std::mt19937_64 random(6);
+  for (const bool in_place : {true, false, true}) {
+    std::vector<std::vector<float>> in;
+    for (Rank r = 0; r < size; ++r) in.push_back(random_values<float>(random, kElements));
+    const auto given = in;
+    std::vector<std::vector<float>> out(in.size(), std::vector<float>(kElements, -1));
+    std::vector<OpId> ids;
+    for (Rank r = 0; r < size; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      Operation o;
+      o.count = kElements;
+      o.algorithm = algorithm;
+      o.codec.codec = codec;
+      o.input = in[i].data();
+      o.output = in_place ? in[i].data() : out[i].data();
+      auto id = cluster[r].submit(o, cluster.now);
+      ASSERT_TRUE(id) << id.status().to_string();
+      ids.push_back(*id);
+    }
+    cluster.expect_ok(ids);
+    const auto sum = reduced(ReduceOp::kSum, given);  // of few bits: exact in fp16, too
+    for (const auto& result : in_place ? in : out) ASSERT_TRUE(result == sum);
+    if (!in_place) {
+      ASSERT_TRUE(in == given);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, LongPieces,
+                         testing::Values(LongCase{2, Algorithm::kDirect, plan::Codec::kNone},
+                                         LongCase{3, Algorithm::kRing, plan::Codec::kNone},
+                                         LongCase{3, Algorithm::kDirect, plan::Codec::kFp16},
+                                         LongCase{3, Algorithm::kRing, plan::Codec::kFp16},
+                                         LongCase{4, Algorithm::kDirect, plan::Codec::kBf16}));
 
 }  // namespace
 }  // namespace paceline::engine
