@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -222,6 +223,29 @@ TEST(ResidualStore, ScalingReachesWhatTheStepHasWrittenAndWhatItReturnsTo) {
     std::vector<float> back(10);
     ASSERT_TRUE(store.read(1, back).is_ok());
     EXPECT_EQ(back, std::vector<float>(10, commits ? 10.0F : 6.0F));
+  }
+}
+
+// An Inf that stays would make every step to come one that is taken back.
+TEST(ResidualStore, NothingInfiniteIsKept) {
+  ResidualStore store;
+  const float most = std::numeric_limits<float>::max();
+  ASSERT_TRUE(store.write(1, std::vector<float>{most / 2, -most, 1, -0.0F}).is_ok());
+  ASSERT_TRUE(store.scale(4).is_ok());
+  std::vector<float> back(4);
+  ASSERT_TRUE(store.read(1, back).is_ok());
+  EXPECT_EQ(back, (std::vector<float>{most, -most, 4, 0}));
+  ASSERT_TRUE(store.scale(0.5).is_ok());
+  ASSERT_TRUE(store.read(1, back).is_ok());
+  EXPECT_EQ(back, (std::vector<float>{most / 2, -most / 2, 2, 0}));
+  for (const float bad : {HUGE_VALF, -HUGE_VALF, std::nanf("")}) {
+    const Status refused = store.write(1, std::vector<float>{1, 2, bad, 4});
+    EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+    EXPECT_NE(refused.message().find("element 2 of parameter 1"), std::string::npos)
+        << refused.message();
+    std::vector<float> same(4);
+    ASSERT_TRUE(store.read(1, same).is_ok());
+    EXPECT_EQ(same, back);
   }
 }
 
