@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <new>
 
 #include "device/cpu/kernels.h"
 #include "engine/describe.h"
@@ -217,7 +218,12 @@ uint64_t Executor::work(uint64_t budget, wire::Channel& channel, Interlude& inte
       slice_done_ = 0;
     }
     bool finished = false;
-    used += run_slice(current_, budget - used, finished, interlude) + 64;
+    try {
+      used += run_slice(current_, budget - used, finished, interlude) + 64;
+    } catch (const std::bad_alloc&) {
+      // Whoever drives carries other operations too, and the other ranks have to hear of this one.
+      fail({Code::kResourceExhausted, "no memory to code it or to add it up"});
+    }
     if (!finished) continue;
     auto step = current_;
     current_ = plan::kNoStep;
