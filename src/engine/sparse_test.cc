@@ -254,6 +254,32 @@ TEST(SparseFaults, WhoSentADamagedEncodingIsNamed) {
   }
 }
 
+// A buffer without a name is told from others by its length: 65 elements must not be the name "A".
+TEST(SparseNames, NoNameIsNoName) {
+  Cluster cluster(2);
+  std::vector<std::vector<float>> data(2, std::vector<float>(65, 1));
+  const auto reduce = [&](const char* name) {
+    std::vector<OpId> ids;
+    for (Rank r = 0; r < 2; ++r) {
+      Operation o;
+      o.count = 65;
+      o.input = o.output = data[static_cast<std::size_t>(r)].data();
+      o.codec.codec = plan::Codec::kTopK;
+      o.codec.ratio = 0.5;
+      o.name = name;
+      ids.push_back(*cluster[r].submit(o, cluster.now));
+    }
+    cluster.expect_ok(ids);
+    for (Rank r = 0; r < 2; ++r) cluster[r].commit_residuals();
+  };
+  reduce("");
+  data.assign(2, std::vector<float>(65));
+  reduce("A");
+  EXPECT_EQ(data[0], std::vector<float>(65)) << "what another buffer is owed";
+  reduce("");
+  EXPECT_NE(data[0], std::vector<float>(65)) << "its own comes";
+}
+
 // Rank 0 has all of an old bucket's encodings and a new bucket's gradient: the other rank waits for the latter alone.
 TEST(SparseOrder, AnEncodingGoesBeforeTheSumOfAnOlderBucket) {
   constexpr std::size_t kLarge = 300'000;  // a step of it is all that one call of progress() does
