@@ -157,7 +157,10 @@ constexpr SettingRow kRows[] = {
      "Two-level plans only for buffers of at most this many bytes: where PACELINE_ALGORITHM asks "
      "for them, or this is set.",
      kHierarchicalThreshold},
-    {"lanes", kInteger, "1", "1..64", "Independent streams that big buffers are cut over.", kLanes},
+    {"lanes", kInteger, "1", "1..64",
+     "Streams of the GPU over which the pieces of big buffers may overtake each other; the CPU's "
+     "need none for that.",
+     kLanes},
     {"wire_threads", kChoice, "auto", "auto|1|2|3|4|5|6|7|8",
      "Threads with which a rank's CUDA tensors travel between nodes, each with connections of its "
      "own; auto: 4 for a rank that has a node of 8 cores or more to itself, 2 where the node has "

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <unordered_set>
 #include <utility>
 
@@ -318,7 +319,9 @@ namespace {
 
 /// Reached through a pointer, so that the arithmetic stays where the floating-point mode is set.
 [[gnu::noinline]] void multiply(float* data, uint64_t elements, double factor) {
-  for (uint64_t i = 0; i < elements; ++i) data[i] = static_cast<float>(data[i] * factor);
+  constexpr double kMost = std::numeric_limits<float>::max();
+  for (uint64_t i = 0; i < elements; ++i)
+    data[i] = static_cast<float>(std::clamp(data[i] * factor, -kMost, kMost));
 }
 
 }  // namespace
@@ -373,6 +376,13 @@ Status ResidualStore::write(uint64_t key, std::span<const float> data) {
     parameters_.erase(key);
     return Status::ok();
   }
+  const auto bad =
+      std::find_if(data.begin(), data.end(), [](float value) { return !std::isfinite(value); });
+  if (bad != data.end())
+    return {Code::kInvalidArgument, fmt::format("element {} of parameter {} has a residual of {}, "
+                                                "which would make every step to come one that is "
+                                                "lost: load one that is finite, or none",
+                                                bad - data.begin(), key, *bad)};
   return overwrite(key, parameters_[key], data);
 }
 

@@ -61,8 +61,8 @@ class ResidualStore {
 
   void commit();
   void rollback();
-  /// Multiplies every residual, rounding once. kInvalidArgument unless factor is finite and above
-  /// 0.
+  /// Multiplies every residual, rounding once; what would become infinite stays the largest float, for an Inf would make
+  /// every later step one that is taken back. kInvalidArgument unless factor is finite and above 0.
   Status scale(double factor);
 
   /// Copies parameter `key`'s committed residual, from its first element on; what was never used
@@ -70,7 +70,7 @@ class ResidualStore {
   Status read(uint64_t key, std::span<float> data) const;
   /// Sets it (committed; outside of a step's encodings). Memory is taken only from the first to the
   /// last element that isn't zero: a rank's own shard. kInvalidArgument when the step has already
-  /// encoded a part of it. No elements: the parameter is gone, its memory free.
+  /// encoded a part of it, or one of them isn't finite. No elements: the parameter is gone, its memory free.
   Status write(uint64_t key, std::span<const float> data);
 
   struct Statistics {

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -207,6 +209,44 @@ TEST(ResidualStore, BadRequestsAreNamedAndChangeNothing) {
   EXPECT_NE(store.write(7, right).message().find("middle of a step"), std::string::npos);
   store.rollback();
   EXPECT_TRUE(store.write(7, right).is_ok());
+}
+
+TEST(ResidualStore, ScalingReachesWhatTheStepHasWrittenAndWhatItReturnsTo) {
+  for (const bool commits : {true, false}) {
+    ResidualStore store;
+    ASSERT_TRUE(store.write(1, std::vector<float>(10, 3.0F)).is_ok());
+    std::vector<ResidualRun> runs;
+    ASSERT_TRUE(store.runs(std::vector<ResidualRange>{{1, 0, 10}}, 0, 10, runs).is_ok());
+    for (const auto& run : runs) std::fill_n(run.after, run.elements, 5.0F);
+    ASSERT_TRUE(store.scale(2).is_ok());
+    commits ? store.commit() : store.rollback();
+    std::vector<float> back(10);
+    ASSERT_TRUE(store.read(1, back).is_ok());
+    EXPECT_EQ(back, std::vector<float>(10, commits ? 10.0F : 6.0F));
+  }
+}
+
+// An Inf that stays would make every step to come one that is taken back.
+TEST(ResidualStore, NothingInfiniteIsKept) {
+  ResidualStore store;
+  const float most = std::numeric_limits<float>::max();
+  ASSERT_TRUE(store.write(1, std::vector<float>{most / 2, -most, 1, -0.0F}).is_ok());
+  ASSERT_TRUE(store.scale(4).is_ok());
+  std::vector<float> back(4);
+  ASSERT_TRUE(store.read(1, back).is_ok());
+  EXPECT_EQ(back, (std::vector<float>{most, -most, 4, 0}));
+  ASSERT_TRUE(store.scale(0.5).is_ok());
+  ASSERT_TRUE(store.read(1, back).is_ok());
+  EXPECT_EQ(back, (std::vector<float>{most / 2, -most / 2, 2, 0}));
+  for (const float bad : {HUGE_VALF, -HUGE_VALF, std::nanf("")}) {
+    const Status refused = store.write(1, std::vector<float>{1, 2, bad, 4});
+    EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+    EXPECT_NE(refused.message().find("element 2 of parameter 1"), std::string::npos)
+        << refused.message();
+    std::vector<float> same(4);
+    ASSERT_TRUE(store.read(1, same).is_ok());
+    EXPECT_EQ(same, back);
+  }
 }
 
 TEST(ResidualStore, LoadingTakesMemoryOnlyForAShard) {

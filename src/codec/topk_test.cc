@@ -369,6 +369,7 @@ TEST(TopK, Fp16ValuesKeepSmallAndLargeGradientsAlive) {
     std::mt19937_64 random(3);
     Floats gradient(1000);
     for (auto& x : gradient) x = magnitude * (static_cast<float>(random() % 1000) / 999.0f);
+    gradient[500] = magnitude;
     Encoder e;
     e.before.assign(1000, 0.0f);
     e.encode(topk_spec(0.1, true), gradient);
@@ -513,6 +514,77 @@ TEST(TopK, DamagedBytesAreRefused) {
     Floats other(n + 1);
     EXPECT_NE(decode_one(e.bytes, other).message().find("3000 elements"), std::string::npos);
   }
+}
+
+/// An encoding as a stranger may write it: float32 values, and positions of the given rice parameter and gaps by block.
+std::vector<std::byte> written_by_hand(uint64_t elements, const Floats& values, int rice,
+                                       const std::vector<std::vector<uint64_t>>& gaps) {
+  std::vector<std::byte> out(topk::kHeaderBytes + values.size() * 4 + 4096);
+  const uint32_t magic = topk::kMagic;
+  const uint64_t entries = values.size();
+  std::memcpy(out.data(), &magic, 4);
+  std::memcpy(out.data() + 8, &elements, 8);
+  std::memcpy(out.data() + 16, &entries, 8);
+  std::memcpy(out.data() + topk::kHeaderBytes, values.data(), entries * 4);
+  topk::BitWriter writer(out.data() + topk::kHeaderBytes + entries * 4);
+  for (const auto& block : gaps) {
+    writer.put(static_cast<uint64_t>(rice) | block.size() << topk::kRiceBits,
+               topk::kRiceBits + topk::kCountBits);
+    for (const uint64_t gap : block) {
+      writer.put_unary(gap >> rice);
+      writer.put(gap & ((uint64_t{1} << rice) - 1), rice);
+    }
+  }
+  out.resize(topk::kHeaderBytes + entries * 4 + writer.finish());
+  return out;
+}
+
+TEST(TopK, PositionsEndWithTheirBlock) {
+  constexpr uint64_t kSecond = 5000;  // elements of the second block
+  const uint64_t n = topk::kBlockElements + kSecond;
+  const std::vector<uint64_t> many(20, 0);
+  // The last position of a block, and the one behind it: amid the stream, and with its last bits.
+  for (const uint64_t beyond : {uint64_t{0}, uint64_t{1}}) {
+    for (const bool is_last : {false, true}) {
+      auto first = many, second = many;
+      (is_last ? second : first)
+          .push_back((is_last ? kSecond : topk::kBlockElements) - many.size() - 1 + beyond);
+      const auto bytes = written_by_hand(n, Floats(41, 1.0F), 12, {first, second});
+      Floats out(n);
+      const Status status = decode_one(bytes, out);
+      EXPECT_EQ(status.is_ok(), beyond == 0) << status.to_string();
+      if (beyond == 0) {
+        EXPECT_EQ(out[is_last ? n - 1 : topk::kBlockElements - 1], 1.0F);
+      } else {
+        EXPECT_NE(status.message().find("outside of its block"), std::string::npos)
+            << status.to_string();
+      }
+    }
+  }
+}
+
+TEST(TopK, ValuesThatNobodyEncodesAreRefused) {
+  Floats out(100);
+  const auto refusal = [&](std::vector<std::byte> bytes) {
+    return decode_one(bytes, out).message();
+  };
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const float bad : {inf, -inf, std::numeric_limits<float>::quiet_NaN()})
+    EXPECT_NE(refusal(written_by_hand(100, {1, bad}, 0, {{0, 0}})).find("not finite"),
+              std::string::npos);
+  // Two fp16 values, the largest there is and a one, in units of 2^113: 2^129 is no float32.
+  auto halves = written_by_hand(100, {std::bit_cast<float>(0x3C007BFFU)}, 0, {{0, 0}});
+  const int16_t exponent = topk::kMinExponent;
+  const uint64_t entries = 2;
+  halves[4] = std::byte{topk::kFlagFp16};
+  std::memcpy(halves.data() + 6, &exponent, 2);
+  std::memcpy(halves.data() + 16, &entries, 8);
+  EXPECT_NE(refusal(halves).find("not finite"), std::string::npos);
+  // 22 bits of a block's begin and two of positions leave none; three leave seven.
+  auto padded = written_by_hand(100, {1, 2, 3}, 0, {{0, 0, 0}});
+  EXPECT_EQ(refusal(padded), "");
+  padded.back() |= std::byte{0x80};
+  EXPECT_NE(refusal(padded).find("padding"), std::string::npos);
 }
 
 }  // namespace

@@ -53,8 +53,9 @@ std::string Description::contents() const {
 }
 
 uint32_t digest_of(const Description& d) {
-  uint64_t h = mix(d.kind, static_cast<uint64_t>(d.dtype) << 16 | static_cast<uint64_t>(d.op) << 8 |
-                               static_cast<uint64_t>(d.algorithm));
+  // mix() adds its two arguments up: small numbers go into one of them, each with bits of its own.
+  uint64_t h = mix(0, static_cast<uint64_t>(d.kind) << 24 | static_cast<uint64_t>(d.dtype) << 16 |
+                          static_cast<uint64_t>(d.op) << 8 | static_cast<uint64_t>(d.algorithm));
   h = mix(h, static_cast<uint64_t>(d.root));
   h = mix(h, d.counts_hash);
   h = mix(h, static_cast<uint64_t>(d.codec.codec) << 2 |

@@ -326,8 +326,14 @@ void EngineImpl::settle(Record& r) {
     } else if (peer >= 0) {
       suspect(peer, why);
     } else {
+      auto text = why.message();
+      if (Rank by = r.executor->damaged_by(); by >= 0) {
+        text =
+            fmt::format("{}, sent by {}; with PACELINE_CHECKSUM=on what TCP damages is sent again",
+                        text, topology_.name(by));
+      }
       fail({why.code(), fmt::format("{} on {}: {}", r.description.title(),
-                                    topology_.name(topology_.rank), why.message())},
+                                    topology_.name(topology_.rank), text)},
            -1);
     }
     return;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <new>
 
 #include "device/cpu/kernels.h"
 #include "engine/describe.h"
@@ -69,7 +70,7 @@ void Executor::start(const Binding& binding, wire::Channel& channel) {
   unheard_ = plan_->neighbours;
   remaining_ = waits_.size();
   failure_ = Status::ok();
-  failed_peer_ = -1;
+  failed_peer_ = damaged_by_ = -1;
   for (uint32_t i = 0; i < plan_->waits.size(); ++i) {
     if (plan_->waits[i] == 0) make_ready(i, channel);
   }
@@ -217,7 +218,12 @@ uint64_t Executor::work(uint64_t budget, wire::Channel& channel, Interlude& inte
       slice_done_ = 0;
     }
     bool finished = false;
-    used += run_slice(current_, budget - used, finished, interlude) + 64;
+    try {
+      used += run_slice(current_, budget - used, finished, interlude) + 64;
+    } catch (const std::bad_alloc&) {
+      // Whoever drives carries other operations too, and the other ranks have to hear of this one.
+      fail({Code::kResourceExhausted, "no memory to code it or to add it up"});
+    }
     if (!finished) continue;
     auto step = current_;
     current_ = plan::kNoStep;
@@ -259,8 +265,21 @@ uint64_t Executor::decode_sum(const Step& s, Interlude& interlude) {
     status = codec::decode_sum_topk(encodings_, floats(at(s.dst), s.dst.bytes), s.divisor,
                                     binding_.workers);
   }
-  if (!status) fail(status);
+  if (!status) {
+    damaged_by_ = sender_of_damage(s);
+    fail(status);
+  }
   return s.dst.bytes;
+}
+
+// World numbering; -1: this rank's own encoding. The sum is lost anyway.
+Rank Executor::sender_of_damage(const Step& s) {
+  for (std::size_t i = 0; i < s.codes.size(); ++i) {
+    if (codec::decode_sum_topk({&encodings_[i], 1}, floats(at(s.dst), s.dst.bytes))) continue;
+    const Rank peer = plan_->plan.steps[s.codes[i].bytes_from].peer;
+    return peer < 0 ? peer : binding_.ranks[static_cast<std::size_t>(peer)];
+  }
+  return -1;
 }
 
 // Bytes [from, from + n) of a step of a dense operation.

@@ -70,6 +70,8 @@ class Executor {
   /// The first thing that went wrong. A mismatch carries the peer in failed_peer().
   [[nodiscard]] const Status& failure() const { return failure_; }
   [[nodiscard]] Rank failed_peer() const { return failed_peer_; }  ///< world numbering, -1: none
+  /// Who sent the encoding that can't be decoded, likewise.
+  [[nodiscard]] Rank damaged_by() const { return damaged_by_; }
   [[nodiscard]] PreparedPlan& plan() { return *plan_; }
   [[nodiscard]] const std::shared_ptr<PreparedPlan>& shared_plan() const { return plan_; }
   /// World ranks that posted messages still wait for, ascending, each once.
@@ -106,6 +108,7 @@ class Executor {
   // Steps of a sparse operation, whole: they can't be cut.
   uint64_t encode(const plan::Step& s, uint32_t step, Interlude& interlude);
   uint64_t decode_sum(const plan::Step& s, Interlude& interlude);
+  Rank sender_of_damage(const plan::Step& s);
   void run_dense(const plan::Step& s, uint64_t from, uint64_t n);
   std::byte* at(const plan::Range& r);
   void fail(Status why, Rank peer = -1);
@@ -128,6 +131,7 @@ class Executor {
   std::size_t remaining_ = 0;
   Status failure_;
   Rank failed_peer_ = -1;
+  Rank damaged_by_ = -1;
 };
 
 }  // namespace paceline::engine

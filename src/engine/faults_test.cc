@@ -219,6 +219,27 @@ TEST(Faults, WhoIsHeldUpIsNotBlamed) {
       << cluster[0].health().message();
 }
 
+// Rank 1 has not come to what rank 0 waits for because rank 2 holds it up in what came before.
+TEST(Faults, WhoIsHeldUpInAnEarlierOperationIsNotBlamed) {
+  Cluster cluster(3);
+  cluster.freeze(2);
+  std::vector<std::vector<float>> early(2, std::vector<float>(100)), late = early;
+  for (Rank r : {0, 1}) {
+    auto o = all_reduce(early[static_cast<std::size_t>(r)], "early");
+    o.collective = plan::Collective::kReduce;
+    o.root = 1;
+    o.timeout = 100 * kSecond;
+    ASSERT_TRUE(cluster[r].submit(o, 0));
+  }
+  auto o = all_reduce(late[0], "late");
+  o.timeout = 3 * kSecond;
+  ASSERT_TRUE(cluster[0].submit(o, 0));
+  ASSERT_TRUE(cluster.drive([&] { return !cluster[0].health(); }));
+  EXPECT_LT(cluster.now, 6 * kSecond);
+  EXPECT_TRUE(contains(cluster[0].health().message(), "rank 2 (host host-c) does not answer"))
+      << cluster[0].health().message();
+}
+
 TEST(Faults, DeathOfOneEndsAllEvenIdleOnesNamingRankAndHost) {
   for (Rank size : {2, 7, 40}) {
     Cluster cluster(size);

@@ -9,7 +9,7 @@ void ResidualView::bind(codec::ResidualStore& store, const Operation& operation)
   ranges_.clear();
   for (const auto& s : operation.segments) ranges_.push_back({s.key, s.offset, s.elements});
   if (!ranges_.empty()) return;
-  uint64_t key = mix(0x756e6e616d6564ULL, operation.group);
+  uint64_t key = mix(mix(0x756e6e616d6564ULL, operation.group), operation.name.size());
   for (char c : operation.name) key = mix(key, static_cast<unsigned char>(c));
   if (operation.name.empty()) key = mix(key, operation.count);
   ranges_.push_back({key, 0, operation.count});

@@ -329,6 +329,15 @@ TEST(Validate, NamesTheField) {
   expect_refused(
       with([](Q q) { q.collective = Collective::kBroadcast, q.algorithm = Algorithm::kDirect; }), 0,
       Code::kUnsupported, "broadcast");
+  for (auto c : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
+    expect_refused(with([&](Q q) {
+                     q.collective = c, q.in_place = true;
+                     q.counts.assign(4, 1), q.send_counts.assign(16, 1);
+                   }),
+                   0, Code::kUnsupported, "in place");
+  }
+  expect_refused(with([](Q q) { q.codec.codec = Codec::kTopK, q.count = uint64_t{1} << 32; }), 0,
+                 Code::kUnsupported, "top-k of 4294967296 elements");
 }
 
 // Plans are built in the submitting call, once per shape of request.

@@ -6,9 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <numeric>
 
+#include "simulation/tasks.h"
 #include "simulation/world.h"
 
 namespace paceline::simulation {
@@ -27,154 +29,10 @@ struct Tally {
   wire::FakeCounts counts;
   uint64_t jobs = 0, right = 0, failed = 0, cuts = 0, mismatches = 0, absences = 0;
   uint64_t joins_failed = 0;
-  uint64_t in_place = 0, coded = 0, grouped = 0, transfers = 0;  ///< right ones of these kinds
+  /// Right ones of these kinds.
+  uint64_t in_place = 0, coded = 0, grouped = 0, transfers = 0, rounded = 0, kept_back = 0;
 };
 Tally tally;  // NOLINT: of this process
-
-// Integers in floats, few enough bits of them for fp16: sums are exact in every order and by every codec (top-k keeps all).
-struct Task {
-  enum class Kind { kCollective, kSend, kReceive } kind = Kind::kCollective;
-  Collective collective = Collective::kAllReduce;
-  plan::Algorithm algorithm = plan::Algorithm::kAuto;
-  plan::CodecSpec codec;
-  ReduceOp op = ReduceOp::kSum;
-  std::size_t count = 0;
-  Rank root = 0;              ///< in the group's numbering
-  std::vector<Rank> members;  ///< world numbering, in the group's order
-  bool in_group = false;
-  std::vector<char> in_place;                               ///< by rank: its own affair
-  std::vector<std::vector<float>> input, output, expected;  ///< by rank; of members
-  std::vector<OpId> ids;
-  std::vector<Time> submit_at, submitted_at;
-};
-
-float value(uint64_t seed, std::size_t task, Rank rank, std::size_t i) {
-  uint64_t h = (seed * 31 + task) * 1000003 + static_cast<uint64_t>(rank) * 7919 + i * 104729;
-  h ^= h >> 13;
-  return static_cast<float>(static_cast<int>(h % 201) - 100);
-}
-
-using Random = std::mt19937_64;
-
-void draw_collective(Task& t, Random& random) {
-  constexpr Collective kKinds[] = {Collective::kAllReduce, Collective::kAllReduce,
-                                   Collective::kAllReduce, Collective::kBroadcast,
-                                   Collective::kAllGather, Collective::kReduceScatter};
-  t.collective = kKinds[random() % 6];
-  t.op = random() % 2 == 0 ? ReduceOp::kSum : ReduceOp::kMax;
-  t.root = static_cast<Rank>(random() % t.members.size());
-  if (t.collective != Collective::kAllReduce) return;
-  for (auto& in_place : t.in_place) in_place = static_cast<char>(random() % 2);
-  constexpr plan::Algorithm kWays[] = {plan::Algorithm::kAuto, plan::Algorithm::kAuto,
-                                       plan::Algorithm::kRing, plan::Algorithm::kDirect};
-  t.algorithm = kWays[random() % 4];
-  switch (random() % 4) {
-    case 0:
-      t.codec.codec = plan::Codec::kFp16;
-      t.codec.inside_node = random() % 2 == 0;
-      t.op = ReduceOp::kSum;
-      if (t.algorithm == plan::Algorithm::kRing) t.algorithm = plan::Algorithm::kAuto;
-      break;
-    case 1:
-      t.codec.codec = plan::Codec::kTopK;
-      t.codec.ratio = 1;
-      t.codec.fp16_values = random() % 2 == 0;
-      t.op = ReduceOp::kSum;
-      t.algorithm = plan::Algorithm::kAuto;
-      break;
-    default:
-      break;
-  }
-}
-
-// A block per member in what is scattered and gathered, in the group's order.
-void expect_collective(Task& t) {
-  const bool scatters = t.collective == Collective::kReduceScatter;
-  std::vector<float> reduced(t.count * (scatters ? t.members.size() : 1));
-  std::vector<float> gathered;
-  for (std::size_t m = 0; m < t.members.size(); ++m) {
-    const auto& v = t.input[static_cast<std::size_t>(t.members[m])];
-    for (std::size_t i = 0; i < v.size(); ++i) {
-      reduced[i] = m == 0                   ? v[i]
-                   : t.op == ReduceOp::kSum ? reduced[i] + v[i]
-                                            : std::max(reduced[i], v[i]);
-    }
-    gathered.insert(gathered.end(), v.begin(), v.end());
-  }
-  for (std::size_t m = 0; m < t.members.size(); ++m) {
-    auto& expected = t.expected[static_cast<std::size_t>(t.members[m])];
-    switch (t.collective) {
-      case Collective::kAllReduce:
-        expected = reduced;
-        break;
-      case Collective::kBroadcast:
-        expected = t.input[static_cast<std::size_t>(t.members[static_cast<std::size_t>(t.root)])];
-        break;
-      case Collective::kAllGather:
-        expected = gathered;
-        break;
-      default:
-        expected.assign(reduced.begin() + static_cast<long>(m * t.count),
-                        reduced.begin() + static_cast<long>((m + 1) * t.count));
-    }
-  }
-}
-
-// Rank r's message to the next one, and the receive of what the one before sends, as two tasks.
-void add_round(std::vector<Task>& tasks, Task& send) {
-  const auto n = send.input.size();
-  Task receive = send;
-  send.kind = Task::Kind::kSend;
-  receive.kind = Task::Kind::kReceive;
-  for (std::size_t r = 0; r < n; ++r) receive.expected[r] = send.input[(r + n - 1) % n];
-  tasks.push_back(send);
-  tasks.push_back(receive);
-}
-
-std::vector<Task> make_tasks(const Scenario& s) {
-  Random random(s.seed ^ 0x7461736bULL);
-  std::vector<Task> tasks;
-  auto n = static_cast<std::size_t>(s.size);
-  for (int k = 0; k < s.operations; ++k) {
-    Task t;
-    // The last one is what ranks disagree about, or do not submit: one of all ranks.
-    const bool last = k + 1 == s.operations;
-    t.in_group = !last && random() % 4 == 0;
-    if (t.in_group) {
-      t.members = s.group;
-    } else {
-      for (Rank r = 0; r < s.size; ++r) t.members.push_back(r);
-    }
-    t.in_place.resize(n);
-    draw_collective(t, random);
-    t.count = random() % 4 == 0 ? 1 + random() % 8000 : 1 + random() % 600;
-    const bool scatters = t.collective == Collective::kReduceScatter;
-    const auto in = scatters ? t.count * t.members.size() : t.count;
-    t.input.assign(n, std::vector<float>(in));
-    t.expected.resize(n);
-    for (std::size_t r = 0; r < n; ++r) {
-      for (std::size_t i = 0; i < in; ++i)
-        t.input[r][i] = value(s.seed, static_cast<std::size_t>(k), static_cast<Rank>(r), i);
-      t.submit_at.push_back(static_cast<Time>(random() % 5000) * kMicrosecond);
-    }
-    t.ids.resize(n);
-    t.submitted_at.resize(n, kNever);
-    if (!last && !t.in_group && random() % 5 == 0) {
-      for (auto& v : t.input) v.resize(t.count);
-      add_round(tasks, t);
-    } else {
-      expect_collective(t);
-      tasks.push_back(t);
-    }
-  }
-  for (Task& t : tasks) {
-    for (std::size_t r = 0; r < n; ++r) {
-      t.output.emplace_back(t.expected[r].size(), -12345.0F);
-      if (t.in_place[r] != 0) t.output[r] = t.input[r];
-    }
-  }
-  return tasks;
-}
 
 class Job {
  public:
@@ -205,7 +63,13 @@ class Job {
     tasks_ = make_tasks(scenario_);
     drive();
     check_results();
-    if (healthy_) leave();
+    if (healthy_) {
+      check_residuals();
+      leave();
+    } else {
+      linger();
+    }
+    check_untouched();
     collect();
   }
   [[nodiscard]] uint64_t fingerprint() const { return fingerprint_; }
@@ -213,6 +77,7 @@ class Job {
 
  private:
   static std::size_t index(Rank r) { return static_cast<std::size_t>(r); }
+  static uint64_t first_key(std::size_t task) { return 1000 + 2 * task; }
   void complain(const std::string& what) {
     ADD_FAILURE() << "seed " << scenario_.seed << " (" << scenario_.size << " ranks, trouble "
                   << static_cast<int>(scenario_.trouble) << "): " << what
@@ -296,6 +161,9 @@ class Job {
       }
       o.count = std::max<std::size_t>(o.count, 1);
     }
+    if (t.keeps_back) {
+      o.segments = {{first_key(k), 0, o.count / 3}, {first_key(k) + 1, 0, o.count - o.count / 3}};
+    }
     return world_[r].submit(o, world_.now());
   }
 
@@ -346,6 +214,67 @@ class Job {
       for (Rank r = 0; r < scenario_.size; ++r) {
         if (world_.alive(r)) submit_due(r);
       }
+      note_ends();
+    }
+  }
+
+  void note_ends() {
+    for (Task& t : tasks_) {
+      for (Rank r = 0; r < scenario_.size; ++r) {
+        const auto id = t.ids[index(r)];
+        if (t.ended[index(r)] != 0 || id == 0 || !world_.alive(r)) continue;
+        if (world_[r].outcome(id) == nullptr) continue;
+        t.ended[index(r)] = 1;
+        t.taken[index(r)] = t.output[index(r)];
+      }
+    }
+  }
+
+  // After a failure: what is still under way arrives.
+  void linger() {
+    const Time limit = world_.now() + 2 * kSecond;
+    while (world_.now() < limit) {
+      if (++steps_ > kMostSteps)
+        return complain(fmt::format("spins after its failure, {} ns", world_.now()));
+      world_.step(limit);
+    }
+  }
+
+  // What has ended, rightly or not, leaves its buffers alone; and an input is read only.
+  void check_untouched() {
+    for (std::size_t k = 0; k < tasks_.size(); ++k) {
+      const Task& t = tasks_[k];
+      for (Rank r = 0; r < scenario_.size; ++r) {
+        const auto at = index(r);
+        if (!world_.alive(r)) continue;
+        if (t.ended[at] != 0 && t.taken[at] != t.output[at])
+          complain(fmt::format("rank {}: task {} was written to after its end", r, k));
+        if (t.input[at] != t.given[at])
+          complain(fmt::format("rank {}: task {}'s input was written to", r, k));
+      }
+    }
+  }
+
+  // What travelled and what stayed with any rank is what was put in.
+  void check_residuals() {
+    for (Rank r = 0; r < scenario_.size; ++r) world_[r].commit_residuals();
+    for (std::size_t k = 0; k < tasks_.size(); ++k) {
+      const Task& t = tasks_[k];
+      if (!t.keeps_back || t.kind != Task::Kind::kCollective) continue;
+      const auto first = index(t.members[0]);
+      auto sum = t.taken[first];
+      for (Rank r = 0; r < scenario_.size; ++r) {
+        std::vector<float> rest(t.count);
+        const std::span<float> all(rest);
+        const auto cut = t.count / 3;
+        if (!world_[r].read_residual(first_key(k), all.first(cut)) ||
+            !world_[r].read_residual(first_key(k) + 1, all.subspan(cut)))
+          return complain(fmt::format("rank {}: task {}'s residuals can't be read", r, k));
+        for (std::size_t i = 0; i < t.count; ++i) sum[i] += rest[i];
+      }
+      if (sum != t.expected[first])
+        complain(fmt::format("task {}: what travelled and what stayed is not what was put in", k));
+      ++tally.kept_back;
     }
   }
 
@@ -384,11 +313,29 @@ class Job {
         if (t.codec.codec != plan::Codec::kNone) ++tally.coded;
         if (t.in_group) ++tally.grouped;
         if (t.kind == Task::Kind::kReceive) ++tally.transfers;
-        if (t.output[index(r)] != t.expected[index(r)])
+        if (t.is_rounded) ++tally.rounded;
+        if (!is_right(t, r))
           complain(fmt::format("rank {}: task {} ({}, {} elements) is wrong", r, k,
                                plan::collective_name(t.collective), t.count));
       }
     }
+  }
+
+  // Bit by bit what another rank has, where the numbers alone do not say what is right.
+  [[nodiscard]] bool is_right(const Task& t, Rank r) {
+    const auto& mine = t.output[index(r)];
+    const auto& expected = t.expected[index(r)];
+    const bool is_collective = t.kind == Task::Kind::kCollective;
+    if (!is_collective || !(t.is_rounded || t.keeps_back)) return mine == expected;
+    for (Rank other : t.members) {
+      const auto* outcome =
+          world_.alive(other) ? world_[other].outcome(t.ids[index(other)]) : nullptr;
+      if (outcome != nullptr && outcome->status && t.output[index(other)] != mine) return false;
+    }
+    if (t.keeps_back) return true;
+    const float close = t.codec.codec == plan::Codec::kNone ? 1e-4F : 0.1F;
+    return std::equal(mine.begin(), mine.end(), expected.begin(),
+                      [&](float a, float b) { return std::abs(a - b) < close; });
   }
 
   void leave() {
@@ -480,18 +427,19 @@ class Report : public testing::Environment {
         "reordered %llu, corrupted %llu (refused %llu), delayed %llu, cut off %llu, of the dead "
         "%llu; ranks killed "
         "%llu, cuts %llu, mismatches %llu, absences %llu; right in place %llu, by codecs %llu, in "
-        "groups %llu, transfers %llu\n",
+        "groups %llu, transfers %llu, rounded %llu, of a part %llu\n",
         ull(tally.jobs), ull(tally.right), ull(tally.failed), ull(c.sent), ull(c.lost),
         ull(c.duplicated), ull(c.reordered), ull(c.corrupted), ull(c.refused), ull(c.delayed),
         ull(c.partitioned), ull(c.killed), ull(c.kills), ull(tally.cuts), ull(tally.mismatches),
         ull(tally.absences), ull(tally.in_place), ull(tally.coded), ull(tally.grouped),
-        ull(tally.transfers));
+        ull(tally.transfers), ull(tally.rounded), ull(tally.kept_back));
     if (tally.jobs < 500) return;
     for (auto n : {tally.right, tally.failed, c.lost, c.duplicated, c.reordered, c.corrupted,
                    c.refused, c.delayed, c.partitioned, c.killed, c.kills, tally.cuts,
                    tally.mismatches, tally.absences})
       EXPECT_GT(n, 0U) << "a kind of fault was never injected";
-    for (auto n : {tally.in_place, tally.coded, tally.grouped, tally.transfers})
+    for (auto n : {tally.in_place, tally.coded, tally.grouped, tally.transfers, tally.rounded,
+                   tally.kept_back})
       EXPECT_GT(n, 0U) << "a kind of operation was never right";
   }
 

@@ -44,8 +44,6 @@ SANITIZED = {
     "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=0",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     "TSAN_OPTIONS": f"halt_on_error=1:second_deadlock_stack=1:suppressions={ROOT}/tools/dev/tsan.supp",
-    # Instrumented code is ten times slower: a tenth of the seeds.
-    "PACELINE_TEST_SIM_SEEDS": "300",
 }
 
 

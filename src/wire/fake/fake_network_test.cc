@@ -134,6 +134,33 @@ TEST(FakeNetwork, EverythingArrivesOnAHostileNetwork) {
   }
 }
 
+TEST(FakeNetwork, APartitionCutsBothWaysAndOnlyBetweenItsSides) {
+  FakeOptions options;
+  options.latency = kMillisecond;
+  Simulation sim(options, 4);
+  sim.network.partition({0, 1}, 0, 100 * kMillisecond);
+  const std::vector<std::byte> note(3);
+  const std::pair<Rank, Rank> within[] = {{0, 1}, {1, 0}, {2, 3}, {3, 2}};
+  const std::pair<Rank, Rank> across[] = {{0, 2}, {2, 0}, {1, 3}, {3, 1}};
+  for (auto [from, to] : within) sim.at(from).post_note(to, note);
+  for (auto [from, to] : across) sim.at(from).post_note(to, note);
+  const auto came = [&](std::size_t each) {
+    return [&sim, each] {
+      for (Rank r = 0; r < 4; ++r) {
+        if (sim.of(r).notes.size() < each) return false;
+      }
+      return true;
+    };
+  };
+  ASSERT_TRUE(sim.run_until(came(1), 50 * kMillisecond));
+  EXPECT_FALSE(sim.run_until(came(2), 90 * kMillisecond));
+  for (Rank r = 0; r < 4; ++r) {
+    EXPECT_EQ(sim.of(r).notes.size(), 1U) << r;
+    EXPECT_EQ(sim.of(r).notes[0].peer / 2, r / 2) << r;
+  }
+  EXPECT_TRUE(sim.run_until(came(2), kSecond)) << "then what was sent again arrives";
+}
+
 TEST(FakeNetwork, NotesStayInOrder) {
   Simulation sim(hostile(99), 2);
   for (int i = 0; i < 400; ++i) {

@@ -1,0 +1,55 @@
+// Groups over the same ranks, and the end of a group that is in use.
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "engine/engine_test_util.h"
+
+namespace paceline::engine {
+namespace {
+
+class SameRanks : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (Rank r = 0; r < 2; ++r) {
+      for (auto& group : groups_.at(static_cast<std::size_t>(r)))
+        group = *cluster_[r].create_group(std::array<Rank, 2>{0, 1});
+    }
+  }
+  OpId submit(Rank r, std::size_t group, std::vector<float>& data) {
+    Operation o;
+    o.group = groups_.at(static_cast<std::size_t>(r)).at(group);
+    o.input = o.output = data.data();
+    o.count = data.size();
+    auto id = cluster_[r].submit(o, cluster_.now);
+    EXPECT_TRUE(id) << id.status().to_string();
+    return id ? *id : 0;
+  }
+  Cluster cluster_{2};
+  std::array<std::array<GroupId, 2>, 2> groups_{};
+};
+
+TEST_F(SameRanks, TwoGroupsAreTwo) {
+  std::vector<std::vector<float>> first(2, std::vector<float>(3000, 1)),
+      second(2, std::vector<float>(3000, 10));
+  const OpId a0 = submit(0, 0, first[0]), b0 = submit(0, 1, second[0]);
+  const OpId b1 = submit(1, 1, second[1]), a1 = submit(1, 0, first[1]);
+  cluster_.expect_ok({a0, a1});
+  cluster_.expect_ok({b0, b1});
+  EXPECT_EQ(first, (std::vector<std::vector<float>>(2, std::vector<float>(3000, 2))));
+  EXPECT_EQ(second, (std::vector<std::vector<float>>(2, std::vector<float>(3000, 20))));
+}
+
+TEST_F(SameRanks, AGroupIsNotDestroyedUnderItsOperations) {
+  std::vector<std::vector<float>> data(2, std::vector<float>(3000, 1));
+  const OpId here = submit(0, 0, data[0]);
+  const auto refused = cluster_[0].destroy_group(groups_[0][0]);
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.message().find("has not ended"), std::string::npos) << refused.message();
+  EXPECT_TRUE(cluster_[0].destroy_group(groups_[0][1])) << "the other one is not in use";
+  cluster_.expect_ok({here, submit(1, 0, data[1])});
+  EXPECT_TRUE(cluster_[0].destroy_group(groups_[0][0]));
+}
+
+}  // namespace
+}  // namespace paceline::engine

@@ -1,0 +1,68 @@
+// Scratch is bounded by the largest operation, comes back, and is used again where it fits.
+#include "engine/scratch.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace paceline::engine {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kBound = 2 * 16 * kMiB;  // of a bucket of 16 MiB
+
+class Pool : public testing::Test {
+ protected:
+  Pool() { pool_.note_bucket(16 * kMiB); }
+  Scratch take(uint64_t bytes) {
+    auto scratch = pool_.acquire(bytes, false);
+    EXPECT_TRUE(scratch.has_value() && scratch->data != nullptr);
+    if (scratch) std::memset(scratch->data, 0x5a, bytes);
+    return scratch.value_or(Scratch{});
+  }
+  ScratchPool pool_;
+};
+
+TEST_F(Pool, ItsBoundHoldsUnlessForced) {
+  const Scratch first = take(kBound - kMiB);
+  EXPECT_FALSE(pool_.acquire(2 * kMiB, false).has_value());
+  const auto forced = pool_.acquire(2 * kMiB, true);
+  ASSERT_TRUE(forced.has_value());
+  EXPECT_FALSE(pool_.acquire(1, false).has_value());
+  pool_.release(*forced);
+  const Scratch second = take(kMiB);
+  pool_.release(first);
+  // An operation that takes more than the bound by itself is not held up for ever.
+  pool_.release(second);
+  pool_.release(take(2 * kBound));
+}
+
+TEST_F(Pool, IdleMemoryIsKeptUpToTheBound) {
+  const Scratch a = take(kBound / 2), b = take(kBound / 2);
+  const auto c = pool_.acquire(kBound / 2, true);
+  ASSERT_TRUE(c.has_value());
+  EXPECT_EQ(pool_.held(), 3 * kBound / 2);
+  for (const Scratch& s : {a, b, *c}) pool_.release(s);
+  EXPECT_EQ(pool_.held(), kBound);
+  EXPECT_EQ(pool_.high_water(), 3 * kBound / 2);
+  // What does not fit goes before more is asked for.
+  const Scratch large = take(3 * kBound / 4);
+  EXPECT_LE(pool_.held(), kBound);
+  pool_.release(large);
+}
+
+TEST_F(Pool, APieceIsUsedAgainWhereItWastesAtMostHalf) {
+  const Scratch large = take(8 * kMiB);
+  pool_.release(large);
+  const Scratch small = take(kMiB);
+  EXPECT_NE(small.data, large.data);
+  const Scratch fits = take(5 * kMiB);
+  EXPECT_EQ(fits.data, large.data);
+  EXPECT_EQ(fits.bytes, large.bytes);
+  pool_.release(fits);
+  pool_.release(small);
+  EXPECT_EQ(pool_.held(), 9 * kMiB);
+}
+
+}  // namespace
+}  // namespace paceline::engine
