@@ -103,9 +103,12 @@ Outcome NamedQueue::make_groups() {
   return {};
 }
 
-NamedQueue::~NamedQueue() {
+NamedQueue::~NamedQueue() { close(); }
+
+void NamedQueue::close() {
   {
     std::unique_lock lock(mutex_);
+    if (stop_) return;
     closing_ = true;
     if (!closed_ && failed_.code == PACELINE_OK) {
       if (rank_ == 0) {

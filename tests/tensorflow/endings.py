@@ -1,0 +1,52 @@
+"""Ranks that shut down while something else goes on: `endings.py DIRECTORY RANK SIZE CASE…`, as ranks.py is run."""
+
+import sys
+import threading
+from pathlib import Path
+
+import ranks
+from ranks import pl, start, tf
+
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+@case
+def shut_down_while_threads_call():
+    """What a thread calls at that moment runs, or ends with an error that says why."""
+    one = tf.ones([1])
+
+    def call(name, stop, failures):
+        while not stop.is_set():
+            try:
+                # Past the check for init() in Python, which would keep most calls from the kernel.
+                pl._operation.allreduce(one, pl.Sum, name)
+            except (tf.errors.AbortedError, tf.errors.FailedPreconditionError) as error:
+                if "shut down" not in error.message and "init()" not in error.message:
+                    failures.append(error)
+            except BaseException as error:
+                failures.append(error)
+
+    for generation in range(60):
+        if not pl.is_initialized():
+            start(f"generation{generation}")
+        stop, failures = threading.Event(), []
+        threads = [threading.Thread(target=call, args=(f"thread{i}", stop, failures)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        stop.wait(0.02)
+        pl.shutdown()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).mkdir(exist_ok=True)
+    ranks.CASES = CASES
+    ranks.main()
