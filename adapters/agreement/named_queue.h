@@ -73,6 +73,7 @@ class NamedQueue {
 
   void enqueue(Request request);
   /// Waits (at most `close_timeout_s`) until all ranks close theirs; what is pending then fails, and so does what comes.
+  /// Where they have not, or the queue has failed, the communicator is aborted, so that all buffers are given back.
   /// Afterwards the communicator is not touched any more, whoever still holds this queue. By one thread.
   void close();
   /// What rank 0 waits for and from whom; empty on other ranks.
@@ -123,7 +124,6 @@ class NamedQueue {
   std::vector<std::unique_ptr<Peer>> peers_;  ///< rank 0: all others; others: rank 0
   std::deque<std::pair<Request, Outcome>> ended_;
   int32_t byes_ = 0;
-  int32_t running_ = 0;  ///< submitted, not ended
   bool closing_ = false;
   bool closed_ = false;
   bool stop_ = false;
