@@ -1,8 +1,9 @@
 """Ranks that shut down while something else goes on: `endings.py DIRECTORY RANK SIZE CASE…`, as ranks.py is run."""
 
-import sys
+import os
+import signal
 import threading
-from pathlib import Path
+import time
 
 import ranks
 from ranks import pl, start, tf
@@ -46,7 +47,22 @@ def shut_down_while_threads_call():
         assert not failures, failures
 
 
+@case
+def a_forked_child_leaves_alone():
+    """Its exit, which shuts down, waits for nobody and takes nothing from its parent."""
+    child = os.fork()
+    if child == 0:
+        pl.shutdown()
+        os._exit(0 if not pl.is_initialized() else 1)
+    until = time.monotonic() + 60
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    assert ended == (child, 0), ended
+    assert (pl.allreduce(tf.ones([4]), op=pl.Sum).numpy() == pl.size()).all()
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).mkdir(exist_ok=True)
     ranks.CASES = CASES
     ranks.main()

@@ -112,3 +112,8 @@ def test_shut_down_while_threads_call(tmp_path):
     """One rank: no other one makes a call wait, so a thread nearly always is inside of one."""
     case = "shut_down_while_threads_call"
     check(run_ranks(tmp_path, 1, [case], script=ENDINGS), [case])
+
+
+def test_a_forked_child_leaves_alone(tmp_path):
+    case = "a_forked_child_leaves_alone"
+    check(run_ranks(tmp_path, 2, [case], script=ENDINGS), [case])
