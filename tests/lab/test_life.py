@@ -352,6 +352,18 @@ def test_without_any_namespaces_the_next_best_is_named(copied_program):
 
 
 @pytest.mark.anywhere
+def test_no_rank_runs_outside_of_its_node_for_want_of_descriptors():
+    """Somewhere among these limits the last rank's output fits, and what leads it into its node does not."""
+    ours, answers = os.readlink("/proc/self/ns/net"), set()
+    for limit in range(12, 30):
+        limited = ["bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash"]
+        done = run_lab(*FAST, "--nodes", "2", prefix=limited, command=["readlink", "/proc/self/ns/net"])
+        answers.add(done.returncode)
+        assert ours not in done.stdout, f"ulimit -n {limit}: {done.stdout}{done.stderr}"
+        assert done.returncode == 0 or "ulimit" in done.stderr, f"ulimit -n {limit}: {done.stdout}{done.stderr}"
+    assert answers == {0, 3}
+
+
 def test_loopback_runs_and_says_what_it_is_not():
     code = 'import os; print(os.environ["RANK"], os.environ["MASTER_ADDR"], "PACELINE_LAB_BYTES" in os.environ)'
     done = run_lab("--loopback", "--nodes", "3", command=python(code))
