@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from pathlib import Path
 
 import pytest
 from lab_tools import (
@@ -38,6 +40,14 @@ def start_lab(marker, *flags, ranks_ready=2):
     for _ in range(ranks_ready):
         assert "ready" in process.stdout.readline()
     return process
+
+
+def is_alive(pid):
+    """Not a zombie, whose command line is empty."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def is_sleep(pid):
@@ -132,6 +142,21 @@ def test_a_lab_killed_by_kill_9_is_cleaned_at_once():
     process.wait(timeout=10)
     assert wait_until(lambda: not traces_of(process.pid, start)), "the janitor did not clean up"
     assert wait_until(lambda: not processes_with(marker))
+
+
+def test_a_lab_killed_while_it_is_made_leaves_nothing():
+    """Its ip(8), which lives on, makes no namespace behind the janitor's back."""
+    for _ in range(3):
+        process = subprocess.Popen(lab_command(*FAST, "--nodes", "64", command=["true"]), stderr=subprocess.DEVNULL)
+        start = start_time(process.pid)
+        until = time.monotonic() + 15
+        while not any("netns" in trace for trace in traces_of(process.pid, start)):  # no pause: it takes milliseconds
+            assert time.monotonic() < until
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()
+        process.wait()
+        assert wait_until(lambda children=children: not any(is_alive(int(child)) for child in children))
+        assert not traces_of(process.pid, start)
 
 
 @pytest.mark.anywhere

@@ -271,6 +271,8 @@ int run(const Options& o) {
                               removed == 1 ? "" : "s"));
   }
   auto owner = Owner::self(o.keep);
+  // ip(8) and tc(8), too, are known by it: a killed lab's must not go on making what is being removed.
+  setenv("PACELINE_LAB_NAME", owner.lab_name().c_str(), 1);
   auto folder = Folder::make(owner);
   if (!folder.is_ok()) return fail(signals, folder.status());
   auto janitor = Janitor::start(owner);
