@@ -151,11 +151,13 @@ TEST_P(ImpatientRank, TakesItsBuffersBack) {
     if (rank == impatient) {
       self.queue->close_timeout_s = 0.01;
       self.queue->close();
-      MUST(paceline_comm_health(self.comm) != PACELINE_OK);  // nothing is under way any more
+      const bool is_over = paceline_comm_health(self.comm) != PACELINE_OK;
       double other = 1;
-      MUST(holds(self.reduce("afterwards", other), "shut down"));
+      const auto outcome = self.reduce("afterwards", other);
       self.queue.reset();
       say(store, "gone");
+      MUST(is_over);  // nothing is under way any more
+      MUST(holds(outcome, "shut down"));
     }
     MUST(await(store, "gone"));
     return 0;
