@@ -228,9 +228,7 @@ void NamedQueue::run(const std::string& name, const Outcome& refusal) {
   const auto code = paceline_submit(comm_, &args, &op);
   if (code != PACELINE_OK) return finish(std::move(request), {code, paceline_error(comm_)});
   auto shared = std::make_shared<Request>(std::move(request));
-  track(op, [this, shared](const Outcome& outcome) {
-    finish(std::move(*shared), outcome);
-  });
+  track(op, [this, shared](const Outcome& outcome) { finish(std::move(*shared), outcome); });
 }
 
 void NamedQueue::finish(Request request, Outcome outcome) {
