@@ -63,6 +63,25 @@ def a_forked_child_leaves_alone():
     assert (pl.allreduce(tf.ones([4]), op=pl.Sum).numpy() == pl.size()).all()
 
 
+@case
+def a_value_that_one_rank_alone_uses():
+    """TensorFlow leaves the operation out of the other ranks' functions: the error tells of that."""
+
+    @tf.function
+    def step(x):
+        mean = pl.allreduce(x, name="mean loss")
+        return mean if pl.rank() == 0 else x
+
+    ended = None
+    try:
+        step(tf.ones([1]))
+    except tf.errors.DeadlineExceededError as error:
+        ended = str(error)
+    ranks.meet("the end")
+    assert (ended is not None) == (pl.rank() == 0), ended
+    assert ended is None or ("rank 1" in ended and "use its value" in ended), ended
+
+
 if __name__ == "__main__":
     ranks.CASES = CASES
     ranks.main()

@@ -117,3 +117,8 @@ def test_shut_down_while_threads_call(tmp_path):
 def test_a_forked_child_leaves_alone(tmp_path):
     case = "a_forked_child_leaves_alone"
     check(run_ranks(tmp_path, 2, [case], script=ENDINGS), [case])
+
+
+def test_a_value_that_one_rank_alone_uses(tmp_path):
+    case = "a_value_that_one_rank_alone_uses"
+    check(run_ranks(tmp_path, 2, [case], script=ENDINGS, PACELINE_TIMEOUT="5"), [case])
