@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -410,6 +411,29 @@ def test_lab_bytes_outside_and_inside():
     inside = run_lab(*FAST, command=[str(PROGRAM), "lab-bytes"])
     assert inside.returncode == 0
     assert len(json.loads(inside.stdout.splitlines()[0].split("] ", 1)[1])["nodes"]) == 2
+
+
+@pytest.mark.anywhere
+@pytest.mark.parametrize(
+    ("answer", "named"), [(b"", "ending"), (b'{"time_s": 1, "no', "ending"), (b'{"error": "netlink"}\n', "netlink")]
+)
+def test_lab_bytes_without_figures_is_an_error(tmp_path, answer, named):
+    with socket.socket(socket.AF_UNIX) as lab:
+        lab.bind(str(tmp_path / "bytes"))
+        lab.listen()
+        asks = subprocess.Popen(
+            [str(PROGRAM), "lab-bytes"],
+            env={**os.environ, "PACELINE_LAB_BYTES": str(tmp_path / "bytes")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        lab.settimeout(30)
+        client, _ = lab.accept()
+        with client:
+            client.sendall(answer)
+        out, err = asks.communicate(timeout=30)
+    assert asks.returncode == 3 and not out and named in err, (asks.returncode, out, err)
 
 
 def test_interpreter_is_the_tests_own():

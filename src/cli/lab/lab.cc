@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "cli/lab/byte_server.h"
@@ -316,6 +317,12 @@ int lab_bytes_main() {
   }
   auto text = ask_bytes(path);
   if (!text.is_ok()) return fail_early(text.status());
+  const auto answer = nlohmann::json::parse(*text, nullptr, false);
+  if (!answer.is_object() || !answer.contains("nodes")) {
+    const auto why = answer.is_object() ? answer.value("error", std::string()) : std::string();
+    return fail_early({Code::kUnavailable, fmt::format("the lab at {} has no figures: {}", path,
+                                                       why.empty() ? "it is ending" : why)});
+  }
   std::fputs(text->c_str(), stdout);
   return 0;
 }
