@@ -103,9 +103,12 @@ Outcome NamedQueue::make_groups() {
   return {};
 }
 
-NamedQueue::~NamedQueue() {
+NamedQueue::~NamedQueue() { close(); }
+
+void NamedQueue::close() {
   {
     std::unique_lock lock(mutex_);
+    if (stop_) return;
     closing_ = true;
     if (!closed_ && failed_.code == PACELINE_OK) {
       if (rank_ == 0) {
@@ -122,7 +125,14 @@ NamedQueue::~NamedQueue() {
     if (closed_) {
       fail_pending(why);
     } else {
+      // Receives are posted into memory of this queue, and the others may still send: end them before it is freed.
+      const std::string reason =
+          failed_.code != PACELINE_OK
+              ? failed_.text
+              : fmt::format("it shut down, and waited {:.4g} s for the others to do so",
+                            close_timeout_s);
       fail_all(why);
+      (void)paceline_comm_abort(comm_, reason.c_str());
     }
     run_callbacks(lock);
   }
@@ -218,11 +228,7 @@ void NamedQueue::run(const std::string& name, const Outcome& refusal) {
   const auto code = paceline_submit(comm_, &args, &op);
   if (code != PACELINE_OK) return finish(std::move(request), {code, paceline_error(comm_)});
   auto shared = std::make_shared<Request>(std::move(request));
-  ++running_;
-  track(op, [this, shared](const Outcome& outcome) {
-    --running_;
-    finish(std::move(*shared), outcome);
-  });
+  track(op, [this, shared](const Outcome& outcome) { finish(std::move(*shared), outcome); });
 }
 
 void NamedQueue::finish(Request request, Outcome outcome) {
@@ -406,10 +412,7 @@ void NamedQueue::serve() {
     check_deadlines();
     run_callbacks(lock);
     // Lent buffers stay with the engine until their operation has ended; goodbyes want to leave.
-    bool sending = false;
-    for (auto& peer : peers_) sending = sending || peer->sends_in_flight > 0;
-    const bool failed = failed_.code != PACELINE_OK;
-    if (count < 0 || (stop_ && running_ == 0 && (failed || !sending))) return;
+    if (count < 0 || (stop_ && tracked_.empty())) return;
   }
 }
 

@@ -67,12 +67,15 @@ class NamedQueue {
   /// All ranks create their queue at the same point of their program. `timeout_s`: how long an operation may wait for
   /// ranks that have not reached it; rank 0's counts. Error: the text of the failure.
   static std::unique_ptr<NamedQueue> create(paceline_comm* comm, double timeout_s, Outcome& error);
-  /// Waits (at most `close_timeout_s`) until all ranks close theirs; what is pending then fails.
-  ~NamedQueue();
+  ~NamedQueue();  ///< close()
   NamedQueue(const NamedQueue&) = delete;
   NamedQueue& operator=(const NamedQueue&) = delete;
 
   void enqueue(Request request);
+  /// Waits (at most `close_timeout_s`) until all ranks close theirs; what is pending then fails, and so does what comes.
+  /// Where they have not, or the queue has failed, the communicator is aborted, so that all buffers are given back.
+  /// Afterwards the communicator is not touched any more, whoever still holds this queue. By one thread.
+  void close();
   /// What rank 0 waits for and from whom; empty on other ranks.
   std::vector<std::string> waiting();
 
@@ -121,7 +124,6 @@ class NamedQueue {
   std::vector<std::unique_ptr<Peer>> peers_;  ///< rank 0: all others; others: rank 0
   std::deque<std::pair<Request, Outcome>> ended_;
   int32_t byes_ = 0;
-  int32_t running_ = 0;  ///< submitted, not ended
   bool closing_ = false;
   bool closed_ = false;
   bool stop_ = false;

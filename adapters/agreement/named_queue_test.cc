@@ -138,5 +138,34 @@ TEST_P(LeavingRank, IsNotWaitedFor) {
 
 INSTANTIATE_TEST_SUITE_P(NamedQueue, LeavingRank, testing::Values(0, 2));
 
+class ImpatientRank : public testing::TestWithParam<int> {};
+
+/// Who does not wait for the others' goodbye leaves no receive behind in memory that it frees.
+TEST_P(ImpatientRank, TakesItsBuffersBack) {
+  const int impatient = GetParam();
+  Processes ranks(2, [impatient](int rank, FileStore& store) {
+    Rank self(rank, 2, store, kNever);
+    MUST(self.queue != nullptr);
+    double value = 1;
+    MUST(self.reduce("all", value).code == PACELINE_OK);
+    if (rank == impatient) {
+      self.queue->close_timeout_s = 0.01;
+      self.queue->close();
+      const bool is_over = paceline_comm_health(self.comm) != PACELINE_OK;
+      double other = 1;
+      const auto outcome = self.reduce("afterwards", other);
+      self.queue.reset();
+      say(store, "gone");
+      MUST(is_over);  // nothing is under way any more
+      MUST(holds(outcome, "shut down"));
+    }
+    MUST(await(store, "gone"));
+    return 0;
+  });
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r), 0) << "rank " << r;
+}
+
+INSTANTIATE_TEST_SUITE_P(NamedQueue, ImpatientRank, testing::Values(0, 1));
+
 }  // namespace
 }  // namespace paceline::agreement

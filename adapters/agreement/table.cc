@@ -73,8 +73,8 @@ std::vector<Table::Decision> Table::expire(double now, double timeout_s) {
       const auto absent = missing(entry);
       auto text = fmt::format(
           "all-reduce '{}' timed out after {:.4g} s: {} {} not reached it; every rank must call "
-          "it, "
-          "and PACELINE_TIMEOUT must be longer than the slowest rank takes to come there",
+          "it, and use its value where it is part of a graph, which leaves it out otherwise; "
+          "PACELINE_TIMEOUT must be longer than the slowest rank takes to come there",
           name, timeout_s, list(absent), absent.size() == 1 ? "has" : "have");
       for (int32_t r : absent) {
         entry.late[static_cast<std::size_t>(r)].push_back(

@@ -48,8 +48,12 @@ PACELINE_API int paceline_tensorflow_attach(paceline_comm* comm, double timeout_
 /// afterwards.
 PACELINE_API void paceline_tensorflow_detach() {
   std::shared_ptr<paceline::agreement::NamedQueue> last;
-  std::lock_guard lock(paceline::tensorflow::mutex);
-  last.swap(paceline::tensorflow::current());
+  {
+    std::lock_guard lock(paceline::tensorflow::mutex);
+    last.swap(paceline::tensorflow::current());
+  }
+  // A kernel on another thread may have taken the queue a moment ago and hold it for longer than the communicator lives.
+  if (last != nullptr) last->close();
 }
 
 PACELINE_API const char* paceline_tensorflow_error() {

@@ -4,9 +4,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+from pathlib import Path
 
 import pytest
 from lab_tools import (
@@ -38,6 +41,14 @@ def start_lab(marker, *flags, ranks_ready=2):
     for _ in range(ranks_ready):
         assert "ready" in process.stdout.readline()
     return process
+
+
+def is_alive(pid):
+    """Not a zombie, whose command line is empty."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def is_sleep(pid):
@@ -132,6 +143,21 @@ def test_a_lab_killed_by_kill_9_is_cleaned_at_once():
     process.wait(timeout=10)
     assert wait_until(lambda: not traces_of(process.pid, start)), "the janitor did not clean up"
     assert wait_until(lambda: not processes_with(marker))
+
+
+def test_a_lab_killed_while_it_is_made_leaves_nothing():
+    """Its ip(8), which lives on, makes no namespace behind the janitor's back."""
+    for _ in range(3):
+        process = subprocess.Popen(lab_command(*FAST, "--nodes", "64", command=["true"]), stderr=subprocess.DEVNULL)
+        start = start_time(process.pid)
+        until = time.monotonic() + 15
+        while not any("netns" in trace for trace in traces_of(process.pid, start)):  # no pause: it takes milliseconds
+            assert time.monotonic() < until
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()
+        process.wait()
+        assert wait_until(lambda children=children: not any(is_alive(int(child)) for child in children))
+        assert not traces_of(process.pid, start)
 
 
 @pytest.mark.anywhere
@@ -352,6 +378,18 @@ def test_without_any_namespaces_the_next_best_is_named(copied_program):
 
 
 @pytest.mark.anywhere
+def test_no_rank_runs_outside_of_its_node_for_want_of_descriptors():
+    """Somewhere among these limits the last rank's output fits, and what leads it into its node does not."""
+    ours, answers = os.readlink("/proc/self/ns/net"), set()
+    for limit in range(12, 30):
+        limited = ["bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash"]
+        done = run_lab(*FAST, "--nodes", "2", prefix=limited, command=["readlink", "/proc/self/ns/net"])
+        answers.add(done.returncode)
+        assert ours not in done.stdout, f"ulimit -n {limit}: {done.stdout}{done.stderr}"
+        assert done.returncode == 0 or "ulimit" in done.stderr, f"ulimit -n {limit}: {done.stdout}{done.stderr}"
+    assert answers == {0, 3}
+
+
 def test_loopback_runs_and_says_what_it_is_not():
     code = 'import os; print(os.environ["RANK"], os.environ["MASTER_ADDR"], "PACELINE_LAB_BYTES" in os.environ)'
     done = run_lab("--loopback", "--nodes", "3", command=python(code))
@@ -373,6 +411,29 @@ def test_lab_bytes_outside_and_inside():
     inside = run_lab(*FAST, command=[str(PROGRAM), "lab-bytes"])
     assert inside.returncode == 0
     assert len(json.loads(inside.stdout.splitlines()[0].split("] ", 1)[1])["nodes"]) == 2
+
+
+@pytest.mark.anywhere
+@pytest.mark.parametrize(
+    ("answer", "named"), [(b"", "ending"), (b'{"time_s": 1, "no', "ending"), (b'{"error": "netlink"}\n', "netlink")]
+)
+def test_lab_bytes_without_figures_is_an_error(tmp_path, answer, named):
+    with socket.socket(socket.AF_UNIX) as lab:
+        lab.bind(str(tmp_path / "bytes"))
+        lab.listen()
+        asks = subprocess.Popen(
+            [str(PROGRAM), "lab-bytes"],
+            env={**os.environ, "PACELINE_LAB_BYTES": str(tmp_path / "bytes")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        lab.settimeout(30)
+        client, _ = lab.accept()
+        with client:
+            client.sendall(answer)
+        out, err = asks.communicate(timeout=30)
+    assert asks.returncode == 3 and not out and named in err, (asks.returncode, out, err)
 
 
 def test_interpreter_is_the_tests_own():

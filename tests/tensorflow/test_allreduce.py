@@ -13,6 +13,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 RANKS = HERE / "ranks.py"
+ENDINGS = HERE / "endings.py"
 SECONDS = 240
 DEADLY = "a_killed_rank_is_named"
 LEFT_OUT = "left_out_by_one_rank"
@@ -27,14 +28,14 @@ def names():
     return [name for name in cases if name not in (DEADLY, LEFT_OUT, LEFT, TOPK)]
 
 
-def run_ranks(directory, size, cases, nodes=False, **settings):
+def run_ranks(directory, size, cases, nodes=False, script=RANKS, **settings):
     environment = dict(os.environ, **settings)
     environment["PYTHONPATH"] = str(HERE.parents[1] / "python") + os.pathsep + environment.get("PYTHONPATH", "")
     environment["PACELINE_QUIET"] = "1"
     environment["PACELINE_SECRET"] = "a secret of these tests"
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(RANKS), str(directory), str(rank), str(size), *cases],
+            [sys.executable, str(script), str(directory), str(rank), str(size), *cases],
             # Nodes of their own when the ranks are to use what lies between nodes.
             env=environment | ({"PACELINE_NODE_ID": f"node{rank}"} if nodes else {}),
             stdout=subprocess.PIPE,
@@ -105,3 +106,19 @@ def test_left_by_one_rank(tmp_path):
 
 def test_unnamed_operations_under_topk(tmp_path):
     check(run_ranks(tmp_path, 2, [TOPK], nodes=True, PACELINE_CODEC="topk"), [TOPK])
+
+
+def test_shut_down_while_threads_call(tmp_path):
+    """One rank: no other one makes a call wait, so a thread nearly always is inside of one."""
+    case = "shut_down_while_threads_call"
+    check(run_ranks(tmp_path, 1, [case], script=ENDINGS), [case])
+
+
+def test_a_forked_child_leaves_alone(tmp_path):
+    case = "a_forked_child_leaves_alone"
+    check(run_ranks(tmp_path, 2, [case], script=ENDINGS), [case])
+
+
+def test_a_value_that_one_rank_alone_uses(tmp_path):
+    case = "a_value_that_one_rank_alone_uses"
+    check(run_ranks(tmp_path, 2, [case], script=ENDINGS, PACELINE_TIMEOUT="5"), [case])

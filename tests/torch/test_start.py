@@ -148,6 +148,15 @@ def test_a_folder_that_cant_be_written_is_named():
     assert code != 0 and "/proc/none" in output and "--target" in output, output
 
 
+def test_a_user_s_folder_that_is_not_looked_at_is_no_place_to_install(tmp_path):
+    """A virtual environment of somebody else's: the name would be installed where no import finds it."""
+    lines = "import os, sys; os.access = lambda *a, **k: False; sys.argv[1:] = ['--install', 'perseus']"
+    run = [sys.executable, "-s", "-c", f"{lines}; import runpy; runpy.run_module('paceline.compat', alter_sys=True)"]
+    code, output = start(run, PYTHONUSERBASE=str(tmp_path))
+    assert code != 0 and "--target" in output, output
+    assert not list(tmp_path.iterdir())
+
+
 def test_benchmark_example():
     short = ["--num-iters", "2", "--num-batches-per-iter", "2"]
     code, output = start(torchrun(str(ROOT / "examples" / "pytorch_ddp_benchmark.py"), *short))

@@ -65,7 +65,12 @@ def install(name, target=None):
 
 def uninstall(name, target=None):
     """Takes the name back. Returns the folder that was removed."""
-    base = Path(target) if target else (where(name) or _site_packages() / name).parent
+    there = where(name)
+    if there is None and not target:
+        raise CompatError(
+            f"'{name}' is not installed; where it is not on the import path name its folder with --target"
+        )
+    base = Path(target) if target else there.parent
     if not (base / name).exists():
         raise CompatError(f"'{name}' is not installed in {base}")
     if not is_ours(base / name):
@@ -83,7 +88,14 @@ def is_ours(package):
 
 def _site_packages():
     base = Path(sysconfig.get_path("purelib"))
-    return base if os.access(base, os.W_OK) else Path(site.getusersitepackages())
+    if os.access(base, os.W_OK):
+        return base
+    if not site.ENABLE_USER_SITE:  # most virtual environments; nothing would be imported from there
+        raise CompatError(
+            f"{base} can't be written, and this Python does not look at a user's own packages; install as who owns it, "
+            "or choose a folder on the import path with --target"
+        )
+    return Path(site.getusersitepackages())
 
 
 def _examples():

@@ -124,6 +124,8 @@ def allreduce(tensor, op=Average, name=None):
     several places, and iterations of a loop, are told apart. What can't be, is refused: two functions of one name in
     one step, for instance. Only a named all-reduce outside of loops, called at one place, may use a codec that keeps a
     residual (PACELINE_CODEC=topk), since the residual is kept by name; the others travel exactly.
+    A function or graph runs an all-reduce only where something that it returns or does depends on the value: let that
+    be so on all ranks (an average that rank 0 alone prints is waited for in vain).
     The gradient of Sum and Average is the same all-reduce of the gradient; Min, Max and Product have none.
 
     Raises (where the value is used) tf.errors.InvalidArgumentError with both sides when shape, dtype or op differ

@@ -82,15 +82,15 @@ Status bench_on(paceline_comm* comm, const Options& options) {
     opened = made.status();
     if (made) report = std::move(*made);
   }
-  if (!all_ok(comm, who.rank, opened)) return {Code::kAborted, "rank 0 can't report"};
+  PACELINE_RETURN_IF_ERROR(all_ok(comm, who.rank, opened, "rank 0 can't report"));
   PACELINE_ASSIGN(auto seed, share(comm, who.rank, std::to_string(std::random_device{}())));
   std::mt19937_64 random(std::stoull(seed));
   std::unique_ptr<GlooPeer> peer;
   if (!options.versus.empty()) {
     auto started = GlooPeer::start(
         options, who, [&](std::string text) { return share(comm, who.rank, std::move(text)); });
-    if (!all_ok(comm, who.rank, started.status()))
-      return {Code::kAborted, "the peer did not start on every rank"};
+    PACELINE_RETURN_IF_ERROR(
+        all_ok(comm, who.rank, started.status(), "the peer did not start on every rank"));
     peer = std::move(*started);
   }
   for (uint64_t bytes : options.bytes.empty() ? ladder() : options.bytes) {

@@ -138,7 +138,7 @@ Result<Row> measure(paceline_comm* comm, const paceline_identity& who, const Opt
   uint64_t predicted = predicted_so_far(comm);
   PACELINE_RETURN_IF_ERROR(work.run());
   row.predicted_bytes = predicted_so_far(comm) - predicted;
-  if (!all_ok(comm, who.rank, work.verify())) return Status(Code::kInternal, "wrong result");
+  PACELINE_RETURN_IF_ERROR(all_ok(comm, who.rank, work.verify(), "wrong result"));
 
   Turn turn(comm, who, options, work, peer);
   double ours = 0, theirs = 0;

@@ -50,10 +50,11 @@ Status barrier(paceline_comm* comm) {
   return run(comm, args);
 }
 
-bool all_ok(paceline_comm* comm, int rank, const Status& mine) {
+Status all_ok(paceline_comm* comm, int rank, const Status& mine, const std::string& otherwise) {
   if (!mine) std::fprintf(stderr, "paceline bench: rank %d: %s\n", rank, mine.to_string().c_str());
   std::vector<double> failed = {mine ? 0.0 : 1.0};
-  return maximum(comm, failed).is_ok() && failed[0] == 0;
+  PACELINE_RETURN_IF_ERROR(maximum(comm, failed));
+  return failed[0] == 0 ? Status::ok() : Status(Code::kAborted, otherwise);
 }
 
 }  // namespace paceline::bench

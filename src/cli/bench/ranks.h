@@ -14,7 +14,8 @@ Status maximum(paceline_comm* comm, std::vector<double>& values);
 /// Rank 0's text on all ranks.
 Result<std::string> share(paceline_comm* comm, int rank, std::string text);
 Status barrier(paceline_comm* comm);
-/// True when every rank's status is ok; else the first failing rank's sentence is on rank 0's standard error.
-bool all_ok(paceline_comm* comm, int rank, const Status& mine);
+/// Ok when every rank's status is; else kAborted with `otherwise`, and who failed has said why on its standard error.
+/// Where the ranks can't tell each other, why not.
+Status all_ok(paceline_comm* comm, int rank, const Status& mine, const std::string& otherwise);
 
 }  // namespace paceline::bench

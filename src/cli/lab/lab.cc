@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "cli/lab/byte_server.h"
@@ -271,6 +272,8 @@ int run(const Options& o) {
                               removed == 1 ? "" : "s"));
   }
   auto owner = Owner::self(o.keep);
+  // ip(8) and tc(8), too, are known by it: a killed lab's must not go on making what is being removed.
+  setenv("PACELINE_LAB_NAME", owner.lab_name().c_str(), 1);
   auto folder = Folder::make(owner);
   if (!folder.is_ok()) return fail(signals, folder.status());
   auto janitor = Janitor::start(owner);
@@ -314,6 +317,12 @@ int lab_bytes_main() {
   }
   auto text = ask_bytes(path);
   if (!text.is_ok()) return fail_early(text.status());
+  const auto answer = nlohmann::json::parse(*text, nullptr, false);
+  if (!answer.is_object() || !answer.contains("nodes")) {
+    const auto why = answer.is_object() ? answer.value("error", std::string()) : std::string();
+    return fail_early({Code::kUnavailable, fmt::format("the lab at {} has no figures: {}", path,
+                                                       why.empty() ? "it is ending" : why)});
+  }
   std::fputs(text->c_str(), stdout);
   return 0;
 }

@@ -141,14 +141,15 @@ Status Flags::apply_profile() {
   }
   std::string known;
   for (const auto& p : kProfiles) known += fmt::format("{}{}", known.empty() ? "" : ", ", p.name);
-  return invalid(fmt::format("--profile {} is not known; there are {}", o.profile, known));
+  return invalid(fmt::format("--profile '{}' is not known; there are {}", o.profile, known));
 }
 
 namespace {
 
 template <class Parser, class Store>
-Status apply(const char* flag, const std::string& text, Parser parse, Store store) {
-  if (text.empty()) return Status::ok();
+Status apply(const CLI::App& app, const char* flag, const std::string& text, Parser parse,
+             Store store) {
+  if (app.count(flag) == 0) return Status::ok();
   auto value = parse(text);
   if (!value.is_ok()) return invalid(fmt::format("{}: {}", flag, value.status().message()));
   store(std::move(value).value());
@@ -166,7 +167,14 @@ Status Flags::check() const {
   if (o.per_flow_bps != 0 && o.per_flow_bps < 1e5) {
     return invalid("--per-flow must be at least 100kbit");
   }
-  if (o.per_flow_bps > o.rate_bps) return invalid("--per-flow is above --rate: it caps nothing");
+  if (o.per_flow_bps > o.rate_bps) {
+    if (app_->count("--per-flow") > 0)
+      return invalid("--per-flow is above --rate: it caps nothing");
+    return invalid(fmt::format(
+        "--profile {} caps one flow at {}, which is above --rate: give --per-flow too, or scale "
+        "the profile's rates with --scale instead of --rate",
+        o.profile, format_rate(o.per_flow_bps)));
+  }
   if (o.loss < 0 || o.loss > 0.5) return invalid("--loss must be between 0% and 50%");
   if (o.delay.count() < 0 || o.delay > std::chrono::seconds(1)) {
     return invalid("--delay must be between 0 and 1s");
@@ -185,6 +193,7 @@ Status Flags::check() const {
         "a lab without --delay, or let the command itself wait (… -- sleep 1000) and look "
         "meanwhile");
   }
+  if (app_->count("--json") > 0 && o.json.empty()) return invalid("--json needs a file's name");
   if (o.keep && o.loopback)
     return invalid("--loopback makes no namespaces that --keep could leave");
   if (o.command.empty()) {
@@ -197,17 +206,17 @@ Result<Options> Flags::resolve(const std::vector<std::string>& command) {
   auto& o = options_;
   o.command = command;
   o.calibrate = !no_calibration_;
-  if (!o.profile.empty()) PACELINE_RETURN_IF_ERROR(apply_profile());
+  if (app_->count("--profile") > 0) PACELINE_RETURN_IF_ERROR(apply_profile());
   PACELINE_RETURN_IF_ERROR(
-      apply("--rate", rate_, parse_rate, [&](double bps) { o.rate_bps = bps; }));
+      apply(*app_, "--rate", rate_, parse_rate, [&](double bps) { o.rate_bps = bps; }));
   PACELINE_RETURN_IF_ERROR(
-      apply("--per-flow", per_flow_, parse_rate, [&](double bps) { o.per_flow_bps = bps; }));
+      apply(*app_, "--per-flow", per_flow_, parse_rate, [&](double bps) { o.per_flow_bps = bps; }));
   PACELINE_RETURN_IF_ERROR(
-      apply("--loss", loss_, parse_share, [&](double share) { o.loss = share; }));
+      apply(*app_, "--loss", loss_, parse_share, [&](double share) { o.loss = share; }));
+  PACELINE_RETURN_IF_ERROR(apply(*app_, "--delay", delay_, parse_duration,
+                                 [&](std::chrono::nanoseconds d) { o.delay = d; }));
   PACELINE_RETURN_IF_ERROR(
-      apply("--delay", delay_, parse_duration, [&](std::chrono::nanoseconds d) { o.delay = d; }));
-  PACELINE_RETURN_IF_ERROR(
-      apply("--grace", grace_, parse_duration, [&](std::chrono::nanoseconds d) {
+      apply(*app_, "--grace", grace_, parse_duration, [&](std::chrono::nanoseconds d) {
         o.grace = std::chrono::duration_cast<std::chrono::milliseconds>(d);
       }));
   PACELINE_RETURN_IF_ERROR(check());

@@ -64,6 +64,18 @@ TEST(Options, ErrorsNameTheFlag) {
   EXPECT_NE(message({"--loss", "60%"}).find("--loss"), std::string::npos);
   EXPECT_NE(message({"--per-flow", "2gbit"}).find("--per-flow"), std::string::npos);
   EXPECT_NE(message({"--profile", "none"}).find("gcp-50g"), std::string::npos);
+  EXPECT_NE(message({"--profile", "aws-10g", "--rate", "1gbit"}).find("--profile aws-10g caps"),
+            std::string::npos);
+}
+
+// What a script makes of a variable that is not set.
+TEST(Options, AnEmptyValueIsNoDefault) {
+  for (const std::string flag :
+       {"--rate", "--per-flow", "--delay", "--loss", "--grace", "--profile", "--json"}) {
+    const auto status = parse({flag, ""}).status();
+    EXPECT_FALSE(status.is_ok()) << flag;
+    EXPECT_NE(status.message().find(flag), std::string::npos) << status.message();
+  }
 }
 
 }  // namespace

@@ -119,6 +119,10 @@ bool kill_all(const std::set<ino_t>& inodes, const std::string& lab_name) {
   return found;
 }
 
+void kill_until_gone(const std::set<ino_t>& inodes, const std::string& lab_name) {
+  for (int i = 0; i < 100 && kill_all(inodes, lab_name); ++i) usleep(5000);
+}
+
 bool is_locked(const std::string& folder) {
   int fd = open((folder + kLock).c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;
@@ -195,6 +199,8 @@ std::string Owner::directory() const {
 }
 
 void remove_lab(const Owner& owner) {
+  // Where the lab was killed its ip(8) may still be making namespaces.
+  kill_until_gone({}, owner.lab_name());
   auto paths = namespaces_of(owner);
   struct stat own {};
   stat("/proc/self/ns/net", &own);
@@ -206,7 +212,7 @@ void remove_lab(const Owner& owner) {
     if (stat(path.c_str(), &s) == 0 && s.st_dev == own.st_dev && s.st_ino != own.st_ino)
       inodes.insert(s.st_ino);
   }
-  for (int i = 0; i < 100 && kill_all(inodes, owner.lab_name()); ++i) usleep(5000);
+  kill_until_gone(inodes, owner.lab_name());
   for (const auto& path : paths) {
     umount2(path.c_str(), MNT_DETACH);
     unlink(path.c_str());

@@ -89,17 +89,21 @@ struct Start {
   _exit(127);
 }
 
+Status out_of_descriptors() {
+  return {Code::kResourceExhausted, "out of descriptors; raise ulimit -n"};
+}
+
 }  // namespace
 
 Result<RankProcess> start_rank(const RankSpec& spec, const std::vector<std::string>& command,
                                int janitor) {
   int out[2], err[2];
   if (pipe2(out, O_CLOEXEC) != 0) {
-    return Status(Code::kResourceExhausted, "out of descriptors; raise ulimit -n");
+    return out_of_descriptors();
   }
   if (pipe2(err, O_CLOEXEC) != 0) {
     for (int fd : out) close(fd);
-    return Status(Code::kResourceExhausted, "out of descriptors; raise ulimit -n");
+    return out_of_descriptors();
   }
   auto env_texts = merged_environment(spec.environment);
   auto env = pointers(env_texts);
@@ -110,8 +114,19 @@ Result<RankProcess> start_rank(const RankSpec& spec, const std::vector<std::stri
   int root = -1;
   if (spec.holder >= 0) {
     holder = static_cast<int>(syscall(SYS_pidfd_open, spec.holder, 0));
+    int why = holder < 0 ? errno : 0;
     root =
         open(fmt::format("/proc/{}/root", spec.holder).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0 && (errno == EMFILE || errno == ENFILE)) why = errno;
+    // Without them the rank would run outside of its node, or of the lab's root.
+    if (why != 0) {
+      for (int fd : {holder, root, out[0], out[1], err[0], err[1]}) {
+        if (fd >= 0) close(fd);
+      }
+      if (why == EMFILE || why == ENFILE) return out_of_descriptors();
+      return Status(Code::kUnavailable, fmt::format("rank {} can't enter node{}: {}", spec.rank,
+                                                    spec.node, std::strerror(why)));
+    }
   }
   const Start start{getpid(), janitor, holder,      root,      directory,
                     out[1],   err[1],  argv.data(), env.data()};
