@@ -251,9 +251,15 @@ Status Path::make_streams() {
   return Status::ok();
 }
 
-/// Whether the way in is enqueued with the way out: where streams share few hardware queues, what waits in one of them
-/// would hold up what it waits for.
+/// Whether the way in is enqueued with the way out, and so in the order of the script's calls, on all ranks alike.
+///
+/// It must be where NCCL's kernels of this node's ranks wait for each other. The driver holds up all that a device is given
+/// after a kernel's first use (its code is loaded, local memory grows) or after memory that is given back, until all before
+/// has ended. Launched when something happens to have come, one operation's all-gather goes before that here and the next
+/// one's reduce-scatter behind it, and on another rank the other way round: each would wait for the other for ever.
+/// And where streams share few hardware queues, what waits in one of them would hold up what it waits for.
 bool Path::ahead() const {
+  if (shape_.local_size > 1) return true;
   if (options_.ahead) return *options_.ahead;
   const char* text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   return text != nullptr && std::atoi(text) < kFewQueues;

@@ -1,4 +1,5 @@
-// A thread that puts an operation's way in on the streams, if it can, once it has come.
+// A thread that puts an operation's way in on the streams, if it can, once it has come. (With one GPU a node: NCCL's kernels
+// must stand in one order on all ranks of a node, whatever comes when; see Path::ahead().)
 //
 // Streams that wait are not free: with two or more of them a GPU starts every kernel, of every stream, about a microsecond
 // later (H200: +0.8 µs with two or three, +1.1 with five, +1.4 with eight, none with one). So while a backward pass goes on

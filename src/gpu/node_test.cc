@@ -1,4 +1,4 @@
-// The communicators inside a node, as a launcher and a thread that trains use them at once.
+// The communicators inside a node: in which order its ranks use them.
 #include <chrono>
 #include <random>
 #include <thread>
@@ -9,7 +9,7 @@ namespace paceline::gpu {
 namespace {
 
 // NCCL may hold a call until all ranks of the node have made it. Rank 0 makes the second operation's reduce-scatter at once;
-// rank 1's comes after the first one's all-gather, for which rank 0's launcher is needed meanwhile.
+// rank 1's comes after the first one's all-gather has begun.
 TEST(Node, ACallThatConnectsDoesNotHoldUpTheOtherCommunicator) {
   ClusterOptions o;
   o.local_size = 2;
@@ -49,6 +49,52 @@ TEST(Node, ACallThatConnectsDoesNotHoldUpTheOtherCommunicator) {
       EXPECT_EQ(tensors[i]->as<float>()[0], 10);
       EXPECT_EQ(tensors[i]->as<float>()[kCounts[i] - 1], 10);
     }
+    EXPECT_TRUE(path.destroy().is_ok());
+  });
+}
+
+// Kernels that a backward pass uses for the first time hold up all that their device is given later until all before has
+// ended. On rank 0 the first operation comes in before them, on rank 1 after them, and after the second reduce-scatter,
+// for which rank 0 is needed: NCCL's kernels must stand in one order on both all the same.
+TEST(Node, WhatHoldsUpADeviceBetweenBucketsHoldsUpNoOtherRankForEver) {
+  ClusterOptions o;
+  o.local_size = 2;
+  o.timeout_s = 5;
+  o.machine.patience_s = 10;
+  Cluster cluster(o);
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r);
+    ASSERT_TRUE(made.is_ok()) << made.status().message();
+    auto& path = **made;
+    constexpr uint64_t kCount = 5000;
+    ASSERT_TRUE(path.reserve(2 * kCount * 4, kCount * 4).is_ok());
+    std::vector<std::unique_ptr<Tensor>> tensors;
+    uint64_t last = 0;
+    const auto sleep_for = [](int ms) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+    };
+    if (r >= 2) sleep_for(50);  // the other node: nothing has come yet when rank 1 is through
+    for (int i = 0; i < 2; ++i) {
+      tensors.push_back(std::make_unique<Tensor>(cluster, r, kCount * 4));
+      std::fill_n(tensors.back()->as<float>(), kCount, static_cast<float>(r + i));
+      AllReduce a;
+      a.data = tensors.back()->address();
+      a.count = kCount;
+      a.codec = 0;
+      auto id = path.all_reduce(a);
+      ASSERT_TRUE(id.is_ok()) << id.status().message();
+      last = *id;
+      if (r == 0 && i == 0) sleep_for(150);
+      cluster.machine().add_barrier(nullptr, r);
+    }
+    ASSERT_TRUE(path.join(last, nullptr).is_ok());
+    bool finite = false;
+    const auto status = path.wait_arrival(0, finite);
+    ASSERT_TRUE(status.is_ok()) << status.message();
+    ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+    for (int i = 0; i < 2; ++i)
+      EXPECT_EQ(tensors[static_cast<size_t>(i)]->as<float>()[kCount - 1],
+                static_cast<float>(6 + 4 * i));
     EXPECT_TRUE(path.destroy().is_ok());
   });
 }

@@ -5,8 +5,8 @@
 //   out    after the caller's stream: reduce-scatter in the node; per piece: encode into a slot of a small ring
 //   copy   per piece: encoding → pinned memory, then the out flag
 //   watch  waits for every flag that the host sets, one after the other; the streams that go on then wait for events.
-//          Only where the way in is enqueued ahead; else the host waits in its place, and enqueues it when it can run
-//          (launcher.h). The copy stream is the out stream then.
+//          Only where the way in is enqueued ahead: with several GPUs a node, or few hardware queues. Else the host waits
+//          in its place, and enqueues it when it can run (launcher.h). The copy stream is the out stream then.
 //   lane   per piece: after the in flag; pinned memory → device; combine (two hops: encode the sum, copy it out,
 //          the sums flag). The own encoding, where it is a cast, is made again before that flag instead of copied. An operation of one piece does without: the gather stream is its lane, and the out stream
 //          copies too where nothing else is on its way out.
@@ -74,7 +74,7 @@ struct PathOptions {
   uint64_t least_slice = kLeastSlice;  ///< of what is cut over several wires; the same on all ranks
   uint64_t usual_in_node = 0;  ///< bytes of an operation in a node of several; 0: kUsualInNode
   /// Whether all of an operation is enqueued when it is submitted, which asks for nothing of the hardware; unset: where
-  /// CUDA_DEVICE_MAX_CONNECTIONS gives streams too few queues of their own.
+  /// CUDA_DEVICE_MAX_CONNECTIONS gives streams too few queues of their own. With several GPUs a node it always is.
   std::optional<bool> ahead;
 };
 

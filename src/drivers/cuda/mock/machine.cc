@@ -36,8 +36,17 @@ void ContextTag::enqueue(mock::Item item) {
     if (item.stream->pending_waits++ == 0) ++counts.streams_in_wait;
     counts.most_streams_in_wait = std::max(counts.most_streams_in_wait, counts.streams_in_wait);
   }
+  item.number = ++issued;
+  unfinished.insert(item.number);
+  if (item.barrier) barriers.insert(item.number);
   queues[item.stream->queue].push_back(std::move(item));
   changed.notify_all();
+}
+
+bool ContextTag::may_run(const mock::Item& item) const {
+  if (!barriers.empty() && item.number > *barriers.begin()) return false;
+  if (item.barrier && item.number > *unfinished.begin()) return false;
+  return !item.ready || item.ready();
 }
 
 void ContextTag::work() {
@@ -47,8 +56,7 @@ void ContextTag::work() {
     runnable.clear();
     if (lost == 0) {
       for (size_t q = 0; q < queues.size(); ++q) {
-        if (!queues[q].empty() && (!queues[q].front().ready || queues[q].front().ready()))
-          runnable.push_back(q);
+        if (!queues[q].empty() && may_run(queues[q].front())) runnable.push_back(q);
       }
     }
     if (runnable.empty()) {
@@ -74,6 +82,8 @@ void ContextTag::work() {
     running = false;
     mock::Item item = std::move(queues[q].front());
     queues[q].pop_front();
+    unfinished.erase(item.number);
+    if (item.barrier) barriers.erase(item.number);
     if (item.finish) item.finish();
     if (item.waits_for_value) {
       --counts.pending_waits;
@@ -220,6 +230,14 @@ void Machine::add_task(Stream stream, Task task) {
   item.ready = std::move(task.ready);
   item.run = std::move(task.run);
   device->enqueue(std::move(item));
+}
+
+void Machine::add_barrier(Stream stream, int device) {
+  auto& d = *state_->devices[static_cast<size_t>(device)];
+  Item item;
+  item.stream = d.resolve(stream);
+  item.barrier = true;
+  d.enqueue(std::move(item));
 }
 
 }  // namespace mock

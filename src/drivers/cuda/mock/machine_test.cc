@@ -73,6 +73,26 @@ TEST_F(OnDevice, OneQueueHangsWhereAWaitStandsBeforeItsWrite) {
   }
 }
 
+// What a kernel's first use may do: nothing that comes later runs before everything earlier has, on any stream.
+TEST_F(OnDevice, ABarrierHoldsUpAllThatComesLater) {
+  begin({});
+  ASSERT_EQ(api->stream_wait_value32(a, address(), 1, kWaitValueGeq), 0);
+  uint32_t before = 0, after = 0;
+  const auto place = [](uint32_t* word) { return reinterpret_cast<DevicePtr>(word); };
+  ASSERT_EQ(api->stream_write_value32(b, place(&before), 1, 0), 0);
+  EXPECT_EQ(api->stream_synchronize(b), 0);
+  EXPECT_EQ(before, 1U);
+  machine->add_barrier(nullptr, 0);
+  ASSERT_EQ(api->stream_write_value32(b, place(&after), 1, 0), 0);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(api->stream_query(b), kNotReady);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  set(1);
+  EXPECT_EQ(api->stream_synchronize(b), 0);
+  EXPECT_EQ(after, 1U);
+}
+
 TEST_F(OnDevice, EventsOrderStreams) {
   begin({.delays_us = 300});
   auto* data = new float[2]{1, 0};

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <set>
 #include <thread>
 #include <unordered_map>
 
@@ -47,6 +48,8 @@ struct Item {
   /// Called with it, after run().
   std::function<void()> finish;
   bool waits_for_value = false;
+  bool barrier = false;  ///< see Machine::add_barrier()
+  uint64_t number = 0;   ///< among all of its device, in the order of issue
 };
 
 }  // namespace mock
@@ -58,6 +61,8 @@ struct ContextTag {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::vector<std::deque<mock::Item>> queues;
+  uint64_t issued = 0;                              ///< items
+  std::set<uint64_t> unfinished, barriers;          ///< their numbers
   std::vector<std::unique_ptr<StreamTag>> streams;  ///< all that were ever made
   StreamTag* legacy = nullptr;                      ///< stream 0
   std::vector<std::unique_ptr<EventTag>> events;
@@ -71,6 +76,7 @@ struct ContextTag {
 
   StreamTag* add_stream();
   void enqueue(mock::Item item);
+  [[nodiscard]] bool may_run(const mock::Item& item) const;  ///< with the mutex held
   void work();
   /// Until everything is done, or the device lost, at most `patience`; with the mutex held.
   bool wait_idle(std::unique_lock<std::mutex>& lock);
