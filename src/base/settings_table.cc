@@ -145,6 +145,10 @@ constexpr SettingRow kRows[] = {
     {"cuda_path", kChoice, "auto", "auto|paceline|torch",
      "How gradients of CUDA models travel: paceline: through Paceline, or an error that says why "
      "not; torch: torch's own all-reduce; auto: through Paceline between nodes where that can be."},
+    {"node_gather", kChoice, "auto", "auto|copies|nccl",
+     "How what has come spreads to the other GPUs of a node in an all-reduce of CUDA tensors: "
+     "copies: by copy engines, from one GPU's memory to another's; nccl: by NCCL's all-gather; "
+     "auto: copies, where all GPUs of every node can read each other's memory."},
     {"node_ctas", kInteger, "16", "1..64",
      "Thread blocks (CTAs) of the GPU that NCCL may take for a collective of CUDA tensors inside a "
      "node, beside the model's."},

@@ -51,6 +51,12 @@ inline int default_wires() {
   return text == nullptr ? 1 : std::atoi(text);
 }
 
+/// GPU_TEST_NODE_GATHER=nccl build/bin/gpu_test runs all tests with NCCL's all-gather in the node.
+inline std::string default_node_gather() {
+  const char* text = std::getenv("GPU_TEST_NODE_GATHER");
+  return text == nullptr ? "copies" : text;
+}
+
 struct ClusterOptions {
   int nodes = 2;
   int local_size = 1;
@@ -58,6 +64,7 @@ struct ClusterOptions {
   double timeout_s = 20;
   int wires = default_wires();  ///< threads on the wire; messages are cut into short slices
   std::optional<bool> ahead;    ///< PathOptions::ahead; unset: where streams share hardware queues
+  std::string node_gather = default_node_gather();
 };
 
 /// A loopback channel that its network may outlive.
@@ -126,6 +133,8 @@ class Cluster {
   Result<std::unique_ptr<Path>> create(Rank r, PathOptions options = {}) {
     options.device = r;
     if (options.wire_threads == 0) options.wire_threads = options_.wires;
+    if (options.usual_in_node == 0) options.usual_in_node = 2U << 20;  // memory is poisoned: little
+    if (options.node_gather.empty()) options.node_gather = options_.node_gather;
     options.least_slice = kMostWires * kSliceAlign;
     if (!options.ahead)
       options.ahead = options_.ahead.value_or(options_.machine.hardware_queues != 0);

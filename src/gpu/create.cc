@@ -28,6 +28,7 @@ constexpr size_t kPieceEvents = 128;
 constexpr double kDrainSeconds = 60;
 constexpr uint32_t kWarmTag = 1000;
 constexpr int kFewQueues = 8;
+constexpr size_t kReasonBytes = 256;
 constexpr double kHaltSeconds = 1;
 
 double number(const char* name, double otherwise) {
@@ -88,6 +89,7 @@ Result<std::unique_ptr<Path>> Path::create(const Drivers& drivers, paceline_comm
   // From here on ranks wait for each other inside NCCL as well: who fails must end those who wait there.
   auto status = path->make_companions();
   if (status) status = path->join_node();
+  if (status) status = path->make_streams();
   if (status) status = path->warm_up();
   if (!status) {
     path->on_failure(status);
@@ -191,9 +193,54 @@ Status Path::prepare() {
     PACELINE_ASSIGN(nccl_, drivers_.nccl(options_.nccl_library));
     node_ = std::make_shared<Node>(*nccl_, shape_.local_size, shape_.local_rank,
                                    static_cast<int>(number("node_ctas", kNodeCtas)));
+    PACELINE_RETURN_IF_ERROR(prepare_copies());
   }
-  PACELINE_RETURN_IF_ERROR(make_streams());
   return make_slots();
+}
+
+/// Room for what count_in_node() leaves whole.
+Status Path::prepare_copies() {
+  if (options_.node_gather.empty()) options_.node_gather = setting("node_gather");
+  if (options_.node_gather == "nccl") return Status::ok();
+  auto copies = std::make_unique<NodeCopies>(api_, shape_.local_size, shape_.local_rank);
+  const uint64_t most = options_.usual_in_node * 3 / 2;
+  const auto status = copies->prepare(most / static_cast<uint64_t>(shape_.local_size) +
+                                      kPieceGranule * sizeof(float));
+  if (status) {
+    copies_ = std::move(copies);
+  } else if (options_.node_gather == "copies" || status.code() == Code::kResourceExhausted) {
+    return status;
+  } else {
+    no_copies_ = status.message();
+  }
+  return Status::ok();
+}
+
+/// rows: of all ranks, what each has prepared. By copies only where all ranks can.
+Status Path::open_copies(const std::vector<std::string>& rows) {
+  if (options_.node_gather == "nccl") return Status::ok();
+  std::vector<cu::IpcMemHandle> handles(static_cast<size_t>(shape_.local_size));
+  Status status;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    if (places_[r].first != me_.node) continue;
+    std::memcpy(&handles[static_cast<size_t>(places_[r].second)], rows[r].data(),
+                sizeof(cu::IpcMemHandle));
+  }
+  if (copies_) status = copies_->open(handles);
+  const std::string mine = copies_ ? std::string(status.message()) : no_copies_;
+  PACELINE_ASSIGN(auto answers, wire_.gather(mine.substr(0, kReasonBytes - 1), kReasonBytes,
+                                             "whether GPUs of a node can read each other"));
+  for (size_t r = 0; r < answers.size() && no_copies_.empty(); ++r) {
+    if (answers[r][0] != '\0') no_copies_ = fmt::format("rank {}: {}", r, answers[r].c_str());
+  }
+  if (no_copies_.empty()) return Status::ok();
+  if (copies_) copies_->close();
+  copies_ = nullptr;
+  if (options_.node_gather == "auto") return Status::ok();
+  return {Code::kUnsupported,
+          fmt::format("PACELINE_NODE_GATHER=copies can't be: {}; leave it at auto, and NCCL "
+                      "gathers",
+                      no_copies_)};
 }
 
 Status Path::open_device() {
@@ -217,7 +264,6 @@ Status Path::make_streams() {
   PACELINE_ASSIGN(watch_, objects_.stream());
   PACELINE_ASSIGN(passed_, objects_.event());
   PACELINE_ASSIGN(caller_, objects_.event());
-  lanes_.resize(static_cast<size_t>(options_.lanes) + 1);
   lanes_.back().in = gather_;
   for (auto& lane : std::span(lanes_).first(lanes_.size() - 1)) {
     PACELINE_ASSIGN(lane.in, objects_.stream());
@@ -253,13 +299,10 @@ Status Path::make_streams() {
 
 /// Whether the way in is enqueued with the way out, and so in the order of the script's calls, on all ranks alike.
 ///
-/// It must be where NCCL's kernels of this node's ranks wait for each other. The driver holds up all that a device is given
-/// after a kernel's first use (its code is loaded, local memory grows) or after memory that is given back, until all before
-/// has ended. Launched when something happens to have come, one operation's all-gather goes before that here and the next
-/// one's reduce-scatter behind it, and on another rank the other way round: each would wait for the other for ever.
-/// And where streams share few hardware queues, what waits in one of them would hold up what it waits for.
+/// It must be where NCCL gathers, whose kernels wait for each other (path.h). And where streams share few hardware queues,
+/// what waits in one of them would hold up what it waits for.
 bool Path::ahead() const {
-  if (shape_.local_size > 1) return true;
+  if (shape_.local_size > 1 && copies_ == nullptr) return true;
   if (options_.ahead) return *options_.ahead;
   const char* text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   return text != nullptr && std::atoi(text) < kFewQueues;
@@ -283,9 +326,10 @@ Status Path::make_slots() {
   }
   PACELINE_ASSIGN(out_state_, objects_.memory(out_state_bytes_, "the selection of top-k"));
   PACELINE_ASSIGN(reports_, objects_.memory(kEnds * sizeof(uint32_t), "reports"));
+  lanes_.resize(static_cast<size_t>(options_.lanes) + 1);
   for (auto& lane : lanes_) {
     PACELINE_ASSIGN(lane.in_slots, objects_.memory(nodes * slot_bytes_, "encodings that come in"));
-    if (lane.back == nullptr) continue;
+    if (shape_.nodes == 2 || &lane == &lanes_.back()) continue;
     PACELINE_ASSIGN(lane.sum_slot, objects_.memory(slot_bytes_, "encoded sums"));
     PACELINE_ASSIGN(lane.back_slots, objects_.memory(2 * slot_bytes_, "sums that come in"));
   }
@@ -333,9 +377,12 @@ Status Path::join_node() {
   if (me_.local_rank == 0) {
     PACELINE_ASSIGN(ids, Node::make_ids(*nccl_));
   }
-  std::string mine(reinterpret_cast<const char*>(&ids), sizeof ids);
-  PACELINE_ASSIGN(auto rows, wire_.gather(mine, sizeof ids, "NCCL's identities"));
-  std::memcpy(&ids, rows[static_cast<size_t>(node_root_)].data(), sizeof ids);
+  const cu::IpcMemHandle own = copies_ ? copies_->handle() : cu::IpcMemHandle{};
+  std::string mine(reinterpret_cast<const char*>(&own), sizeof own);
+  mine.append(reinterpret_cast<const char*>(&ids), sizeof ids);
+  PACELINE_ASSIGN(auto rows, wire_.gather(mine, mine.size(), "NCCL's identities"));
+  std::memcpy(&ids, rows[static_cast<size_t>(node_root_)].data() + sizeof own, sizeof ids);
+  PACELINE_RETURN_IF_ERROR(open_copies(rows));
   // NCCL has no deadline: a thread of its own waits, and is left behind if another rank fails meanwhile.
   struct Joining {
     std::promise<void> begun;
@@ -471,8 +518,13 @@ void Path::start() {
   q.piece_bytes = options_.piece_bytes;
   description_ = fmt::format(
       "{} nodes × {} GPUs: {}{} between nodes, pieces of {}, {} lane{}{}", shape_.nodes,
-      shape_.local_size, shape_.local_size > 1 ? "NCCL in the node, " : "", codec_name(codec_),
-      bytes_text(options_.piece_bytes), options_.lanes, options_.lanes == 1 ? "" : "s",
+      shape_.local_size,
+      shape_.local_size == 1 ? ""
+      : copies_              ? "NCCL and copies in the node, "
+      : no_copies_.empty()   ? "NCCL in the node, "
+                             : fmt::format("NCCL in the node (no copies: {}), ", no_copies_),
+      codec_name(codec_), bytes_text(options_.piece_bytes), options_.lanes,
+      options_.lanes == 1 ? "" : "s",
       wire_threads_ == 1 ? "" : fmt::format(", {} threads on the wire", wire_threads_));
 }
 

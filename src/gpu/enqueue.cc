@@ -20,6 +20,8 @@ Status Path::enqueue(Job& job, cu::Stream caller) {
   job.out_after = out_after_[job.sequence % out_after_.size()] = out_issued_;
   if (!launches_later()) return enqueue_way_in(job);
   launch_later(job);
+  // NCCL's kernels stand in the script's order (path.h).
+  if (job.operation->meets && !job.operation->copies) launcher_->catch_up(job.sequence);
   return Status::ok();
 }
 
@@ -130,6 +132,10 @@ Status Path::enqueue_out(Job& job) {
   const auto& o = *job.operation;
   const auto& plan = *o.plan;
   PACELINE_RETURN_IF_ERROR(clear_reports(o.sequence));
+  // What has to give memory back is enqueued before anything that waits for it. In a node of several on all ranks, whether
+  // it has come here or not, and before the reduce-scatter: at the same place of the script (path.h).
+  if (launches_later() && (shape_.local_size > 1 || o.tenant > pump_->retired()))
+    launcher_->catch_up(o.tenant);
   if (job.residuals) PACELINE_RETURN_IF_ERROR(hand_over(job));
   if (job.collective != nullptr)
     PACELINE_RETURN_IF_ERROR(enqueue_begin(job));
@@ -484,12 +490,15 @@ Status Path::enqueue_end(Job& job) {
     PACELINE_CUDA_CALL(api_, event_record, done, back ? lane.back : lane.in);
     PACELINE_CUDA_CALL(api_, stream_wait_event, gather_, done, 0);
   }
+  if (o.copies) PACELINE_RETURN_IF_ERROR(copies_->put(*o.plan, job.data, gather_));
   PACELINE_CUDA_CALL(api_, stream_write_value32, gather_, Flags::address(flags_.done()),
                      static_cast<uint32_t>(o.sequence), 0);
   if (o.meets)
     PACELINE_RETURN_IF_ERROR(await(gather_, flags_.met(), static_cast<uint32_t>(o.sequence)));
   if (job.collective != nullptr)
     PACELINE_RETURN_IF_ERROR(enqueue_spread(job));
+  else if (o.copies)
+    PACELINE_RETURN_IF_ERROR(copies_->take(*o.plan, job.data, gather_));
   else if (shape_.local_size > 1)
     PACELINE_RETURN_IF_ERROR(node_->all_gather(*o.plan, job.data, gather_));
   if (shape_.local_size > 1)

@@ -310,6 +310,7 @@ TEST_P(FaultsOfCalls, EveryCallOfTheDriverMayFail) {
                                            "stream_synchronize",
                                            "stream_query",
                                            "module_get_function",
+                                           "module_unload",
                                            "thread_exchange_stream_capture_mode"};
   for (const auto& [function, times] : calls) {
     if (times == 0 || function == "stream_synchronize") continue;
@@ -332,10 +333,33 @@ TEST_P(FaultsOfCalls, EveryCallOfTheDriverMayFail) {
   }
 }
 
+TEST_P(FaultsOfCalls, EveryCopyInTheNodeMayFail) {
+  ClusterOptions o;
+  o.ahead = GetParam();
+  o.local_size = 2;
+  o.node_gather = "copies";
+  for (const auto* function : {"ipc_get_mem_handle", "ipc_open_mem_handle", "memcpy_dtod_async"}) {
+    uint64_t times = 0;
+    auto clean = run_with_fault(
+        o, [](Cluster&) {}, [&](Cluster& c) { times = c.machine().calls(function, 0); });
+    for (const auto& outcome : clean)
+      ASSERT_TRUE(outcome.status.is_ok()) << outcome.status.message();
+    ASSERT_GT(times, 0U) << function;
+    for (uint64_t nth = 1; nth <= times; ++nth) {
+      auto outcomes = run_with_fault(
+          o, [&](Cluster& c) { c.machine().fail(function, static_cast<int>(nth), kGpuFailed, 0); });
+      const bool creates = std::string_view(function).starts_with("ipc_");
+      expect_an_end(outcomes, fmt::format("{} call {} of {}", function, nth, times),
+                    creates || nth + 2 <= times);
+    }
+  }
+}
+
 TEST_P(FaultsOfCalls, EveryCallOfNcclMayFail) {
   ClusterOptions o;
   o.ahead = GetParam();
   o.local_size = 2;
+  o.node_gather = "nccl";
   std::vector<std::pair<std::string, uint64_t>> calls;
   run_with_fault(
       o, [](Cluster&) {},

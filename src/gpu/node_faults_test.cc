@@ -28,6 +28,7 @@ Result<std::unique_ptr<Path>> create(const Drivers& drivers, Cluster& cluster, R
   options.device = rank;
   options.least_slice = kMostWires * kSliceAlign;
   options.wire_threads = 1;
+  options.node_gather = "nccl";
   return Path::create(drivers, cluster.comm(rank), options);
 }
 

@@ -258,6 +258,7 @@ Result<std::shared_ptr<const Operation>> Path::submit(const AllReduce& r, const 
   job.data = r.data + first * dtype_size(r.dtype);
   job.source = job.target = job.data;
   job.operation->meets = shape_.local_size > 1;
+  job.operation->copies = copies_ != nullptr && copies_->fits(*plan);
   const double extra = format.codec == WireCodec::kFp16 ? gradient_scale_ : 1.0;
   job.scale_in = static_cast<float>((r.average ? 1.0 / me_.size : 1.0) * r.factor * extra);
   job.scale_out = static_cast<float>(1.0 / extra);
@@ -481,6 +482,21 @@ Status Path::end_companions(bool orderly) {
   return status;
 }
 
+/// Nobody's memory is given back before all of the node have let go of it.
+Status Path::end_copies(bool orderly) {
+  if (!copies_) return Status::ok();
+  Status status;
+  if (orderly) copies_->close();
+  if (orderly && pump_) {
+    const auto met = wire_.meet(node_group_, "end of the copies in the node");
+    status = met ? wire_.wait(*met) : met.status();
+  }
+  if (!orderly || !status) copies_->leave();
+  const std::lock_guard lock(memory_mutex_);
+  copies_ = nullptr;
+  return status;
+}
+
 void Path::abort(const std::string& reason) {
   if (pump_) pump_->fail({Code::kAborted, reason.empty() ? "no reason given" : reason});
 }
@@ -502,6 +518,7 @@ Status Path::destroy() {
     if (launcher_) launcher_->stop();
     if (pump_) pump_->stop();
     if (auto end = end_companions(pump_ && status); status) status = end;
+    if (auto end = end_copies(idle && (status || !pump_)); status) status = end;
     if (node_group_ != 0 && status) status = wire_.end_group(node_group_);
     if (node_ && status && idle) {
       status = node_->destroy();
@@ -522,6 +539,7 @@ Status Path::destroy() {
       log::warning(
           "the GPU did not come to rest after a fault; its memory stays taken until the "
           "process ends");
+    if (idle && kernels_) kernels_->unload();
     if (idle) api_.device_primary_ctx_release(device_);
   }
   context_ = nullptr;
@@ -542,6 +560,7 @@ paceline_cuda_stats Path::statistics() const {
     s.device_bytes += objects->device_bytes();
     s.pinned_bytes += objects->pinned_bytes();
   }
+  if (copies_) s.device_bytes += copies_->device_bytes();
   s.residual_bytes = residual_memory_ ? residual_memory_->device_bytes() : 0;
   return s;
 }

@@ -5,14 +5,17 @@
 //   out    after the caller's stream: reduce-scatter in the node; per piece: encode into a slot of a small ring
 //   copy   per piece: encoding → pinned memory, then the out flag
 //   watch  waits for every flag that the host sets, one after the other; the streams that go on then wait for events.
-//          Only where the way in is enqueued ahead: with several GPUs a node, or few hardware queues. Else the host waits
-//          in its place, and enqueues it when it can run (launcher.h). The copy stream is the out stream then.
+//          Only where the way in is enqueued ahead: with few hardware queues, or several GPUs a node among which NCCL
+//          spreads what has come. Else the host waits in its place, and enqueues it when it can run (launcher.h). The
+//          copy stream is the out stream then.
 //   lane   per piece: after the in flag; pinned memory → device; combine (two hops: encode the sum, copy it out,
 //          the sums flag). The own encoding, where it is a cast, is made again before that flag instead of copied. An operation of one piece does without: the gather stream is its lane, and the out stream
 //          copies too where nothing else is on its way out.
 //   back   two hops, per piece: after the back flag; pinned memory → device; decode
-//   gather after all lanes: the done flag; after the node's other ranks have theirs (the met flag), for NCCL's
-//          kernels hold thread blocks while they wait for each other; all-gather in the node, the operation's event
+//   gather after all lanes: the shard into a slot that the node's other ranks can read, the done flag; after the node
+//          has met (the met flag): the others' shards out of their slots (node_copies.h), the operation's event.
+//          Where GPUs can't read each other: NCCL's all-gather after the met flag, for its kernels hold thread blocks
+//          while they wait for each other
 //
 // Reduce-scatter, all-gather and broadcast (collectives.cc) are walks over the same streams that leave steps out. An
 // all-reduce by rows (path_rows.cc) has encodings that tell the host how long they are.
@@ -20,8 +23,15 @@
 // Rules, each of which a hang taught. Nothing is queued behind a wait that the wait needs: an operation's way out is
 // enqueued before its way in, and its streams' waits depend on earlier ones of the same operation or on earlier
 // operations only; so even one hardware queue for all streams (CUDA_DEVICE_MAX_CONNECTIONS=1) runs dry. All memory,
-// modules, communicators and streams are there before the first wait. The order across NCCL's communicators follows from
-// the order of submission. What flags order is ordered by events too, as CUDA's manual asks.
+// modules, communicators and streams are there before the first wait. What flags order is ordered by events too, as CUDA's
+// manual asks.
+//
+// The driver holds up all that a device is given after a kernel's first use (its code is loaded, local memory grows) or
+// after memory that is given back, until all before has ended, and at other places of the script on every rank. So what a
+// rank makes others of its node wait for on their GPUs, and waits itself for them, stands in the script's order on all of
+// them: NCCL's kernels, which are enqueued by the call that needs them; and waits of streams for what has yet to come,
+// which joins, and operations that need memory which is still in use, put there at the same calls on all ranks. Else one
+// would stand before such a barrier here and behind it, and behind the next reduce-scatter, there: for ever.
 //
 // One thread at a time submits; the waits for arrival, abort and statistics may come from others.
 #pragma once
@@ -46,6 +56,7 @@
 #include "gpu/host_ring.h"
 #include "gpu/launcher.h"
 #include "gpu/node.h"
+#include "gpu/node_copies.h"
 #include "gpu/path_plan.h"
 #include "gpu/pump.h"
 #include "gpu/residuals.h"
@@ -74,8 +85,10 @@ struct PathOptions {
   uint64_t least_slice = kLeastSlice;  ///< of what is cut over several wires; the same on all ranks
   uint64_t usual_in_node = 0;  ///< bytes of an operation in a node of several; 0: kUsualInNode
   /// Whether all of an operation is enqueued when it is submitted, which asks for nothing of the hardware; unset: where
-  /// CUDA_DEVICE_MAX_CONNECTIONS gives streams too few queues of their own. With several GPUs a node it always is.
+  /// CUDA_DEVICE_MAX_CONNECTIONS gives streams too few queues of their own. It always is where NCCL gathers in the node.
   std::optional<bool> ahead;
+  /// How what has come spreads in a node of several GPUs: "auto", "copies" or "nccl"; "": the settings'.
+  std::string node_gather;
 };
 
 /// Large enough that ten calls of the driver per piece cost nothing beside its time on the wire (0.3 ms at 50 Gb/s as
@@ -216,6 +229,8 @@ class Path {
   [[nodiscard]] std::vector<Wire> wires() const;
   [[nodiscard]] Status wires_health() const;
   Status join_node();
+  Status prepare_copies();
+  Status open_copies(const std::vector<std::string>& rows);
   Status warm_up();
   Status warm_up_codecs();
   Status warm_up_memory_operations();
@@ -307,6 +322,7 @@ class Path {
   void on_failure(const Status& why);
   void tell(const Status& why) const;
   Status end_companions(bool orderly);
+  Status end_copies(bool orderly);
 
   Drivers drivers_;
   const cu::Api& api_;
@@ -323,6 +339,7 @@ class Path {
   std::vector<std::pair<int, int>> places_;  ///< [ranks] node and local rank
   bool in_node_order_ = true;                ///< rank = node × local size + local rank
   std::string description_;
+  std::string no_copies_;                                            ///< why not
   device::cuda::WireCodec codec_ = device::cuda::WireCodec::kExact;  ///< the settings'
   double ratio_ = 0.01, gradient_scale_ = 1, momentum_ = 0;
   bool fp16_values_ = false;
@@ -339,6 +356,7 @@ class Path {
   static constexpr uint64_t kHandOverElements = 1U << 20;  ///< at a time
   std::array<cu::DevicePtr, 3> hand_over_memory_{};
   std::shared_ptr<Node> node_;
+  std::unique_ptr<NodeCopies> copies_;  ///< null: NCCL gathers
   std::unique_ptr<Pump> pump_;
   std::unique_ptr<Launcher> launcher_;        ///< null: all is enqueued ahead
   std::unique_ptr<Residuals> residuals_;      ///< of what this rank encodes of its own

@@ -51,6 +51,7 @@ void Pump::pump() {
     bool moved = post_receives();  // first: the others send when they have heard of them
     moved |= send_pieces();
     moved |= send_sums();
+    moved |= in_place();
     moved |= retire();
     hold(!operations_.empty());
     idle(moved);
@@ -303,6 +304,15 @@ bool Pump::send_sums() {
   return moved;
 }
 
+/// What streams have put in place may be met for. A piece that has come will be soon: the thread looks hard meanwhile.
+bool Pump::in_place() {
+  const uint32_t done = Flags::load(options_.flags.done());
+  const bool moved = done != done_seen_;
+  done_seen_ = done;
+  if (moved) meet();
+  return come_.exchange(false, std::memory_order_relaxed) || moved;
+}
+
 bool Pump::retire() {
   bool moved = false;
   while (!operations_.empty() && sending_ > 0 && posting_ > 0) {
@@ -421,6 +431,10 @@ bool Pump::meet_next() {
   {
     const std::lock_guard lock(mutex_);
     if (!failure_ || to_meet_.empty() || to_meet_.front()->until_meeting > 0) return false;
+    const auto& next = *to_meet_.front();
+    if (next.copies &&
+        !reached(Flags::load(options_.flags.done()), static_cast<uint32_t>(next.sequence)))
+      return false;
     o = std::move(to_meet_.front());
     to_meet_.pop_front();
     met_.push_back(o->sequence);
@@ -475,6 +489,7 @@ void Pump::finish(const Ticket& ticket) {
     return;
   }
   auto& state = o.pieces[ticket.piece];
+  if (o.copies) come_.store(true, std::memory_order_relaxed);
   if (ticket.kind == Kind::kIn)
     state.in = --state.in_left == 0;
   else

@@ -42,8 +42,9 @@ struct Operation {
   std::byte* host = nullptr;  ///< plan->host_bytes of pinned memory
   uint64_t tenant = 0;        ///< the last operation that used this memory; 0: none
   uint32_t out_before = 0;    ///< the out flag's value when all earlier operations are out
-  /// NCCL spreads what arrives: not before all ranks of the node have it, or its kernels would wait for the network.
+  /// What arrives spreads in the node: not before all its ranks have it. (NCCL's kernels would wait for the network.)
   bool meets = false;
+  bool copies = false;    ///< by copies: not before it is in place on all of them
   bool launches = false;  ///< its way in is enqueued when it has come
   //----
   size_t posted = 0;  ///< pieces whose receives are posted
@@ -152,6 +153,7 @@ class Pump {
   void all_are_out(Operation& o);
   bool send_sums();
   bool retire();
+  bool in_place();
   void idle(bool moved);
   void watch_over();
   Status post_piece(const Shared& o, size_t index);
@@ -209,6 +211,8 @@ class Pump {
   size_t posting_ = 0, sending_ = 0;
   bool holding_ = false;  ///< the wires know that something is under way here
   int64_t last_moved_ = 0, last_look_ = 0;
+  uint32_t done_seen_ = 0;         ///< the done flag
+  std::atomic<bool> come_{false};  ///< a piece has since the thread last looked
 
   std::atomic<uint64_t> retired_{0}, wire_bytes_{0}, finished_{0}, rows_sent_{0}, rows_bound_{0};
   std::thread pump_thread_;

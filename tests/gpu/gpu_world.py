@@ -13,7 +13,7 @@ from paceline import communicator as core
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 SLOTS = int(os.environ["PACELINE_LAB_SLOTS"])
 NODES = SIZE // SLOTS
-if torch.cuda.device_count() // NODES < SLOTS and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+if torch.cuda.device_count() < SLOTS and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
     # Ranks of a node share a GPU: NCCL before 2.30 allows that to what it takes for different hosts.
     os.environ["NCCL_HOSTID"] = f"rank{RANK}"
 else:

@@ -85,13 +85,16 @@ struct Image;  // images.h
 
 class Kernels {
  public:
-  /// Loads the code for `device` into the current context, which must be one of that device; it stays loaded as long
-  /// as the context. All of it is on the device afterwards: no later call loads or allocates.
+  /// Loads the code for `device` into the current context, which must be one of that device; it stays until unload(), or
+  /// as long as the context. All of it is on the device afterwards: no later call loads or allocates.
   /// kUnsupported: this build holds no device code, or none for this device (naming its compute capability).
   static Result<Kernels> load(const drivers::cuda::Api& api, drivers::cuda::Device device);
   /// The same with other code: reference_images() on a simulated device.
   static Result<Kernels> load(const drivers::cuda::Api& api, drivers::cuda::Device device,
                               std::span<const Image> images);
+
+  /// Nothing may be launched afterwards, and no launch be under way. The context is current.
+  void unload();
 
   Status encode(const WireFormat& format, const EncodeArguments& arguments,
                 drivers::cuda::Stream stream) const;
@@ -115,6 +118,7 @@ class Kernels {
   const drivers::cuda::Api* api_ = nullptr;
   int multiprocessors_ = 1;
   std::vector<drivers::cuda::Function> functions_;  // by KernelId
+  std::vector<drivers::cuda::Module> modules_;
 };
 
 }  // namespace paceline::device::cuda

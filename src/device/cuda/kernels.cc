@@ -107,14 +107,28 @@ Result<Kernels> Kernels::load(const Api& api, Device device, std::span<const Ima
       const auto image = std::find_if(images.begin(), images.end(), [&](const Image& candidate) {
         return std::string_view(candidate.file) == file;
       });
-      PACELINE_ASSIGN(module, load_image(api, *image, device));
+      auto loaded = load_image(api, *image, device);
+      if (!loaded) {
+        kernels.unload();
+        return loaded.status();
+      }
+      kernels.modules_.push_back(module = *loaded);
     }
     Function function = nullptr;
     const CudaResult result = api.module_get_function(&function, module, kKernelNames[i]);
-    if (result != 0) return failed(api, result, kKernelNames[i]);
+    if (result != 0) {
+      kernels.unload();
+      return failed(api, result, kKernelNames[i]);
+    }
     kernels.functions_.push_back(function);
   }
   return kernels;
+}
+
+void Kernels::unload() {
+  for (auto* module : modules_) api_->module_unload(module);
+  modules_.clear();
+  functions_.clear();
 }
 
 Status Kernels::encode(const WireFormat& format, const EncodeArguments& arguments,

@@ -28,6 +28,12 @@ inline constexpr unsigned kHostRegisterPortable = 1;   // CU_MEMHOSTREGISTER_POR
 inline constexpr unsigned kHostRegisterDeviceMap = 2;  // CU_MEMHOSTREGISTER_DEVICEMAP
 inline constexpr unsigned kWaitValueGeq = 0;           // CU_STREAM_WAIT_VALUE_GEQ
 inline constexpr int kCaptureModeRelaxed = 2;          // CU_STREAM_CAPTURE_MODE_RELAXED
+inline constexpr unsigned kIpcLazyPeerAccess = 1;      // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+
+/// By which another process of this machine can name device memory.
+struct IpcMemHandle {
+  unsigned char bytes[64] = {};
+};
 
 struct Api {
   CudaResult (*init)(unsigned flags) = nullptr;
@@ -65,6 +71,12 @@ struct Api {
                                   Stream stream) = nullptr;
   CudaResult (*memset_d8_async)(DevicePtr to, unsigned char value, size_t count,
                                 Stream stream) = nullptr;
+  /// Of the beginning of an allocation.
+  CudaResult (*ipc_get_mem_handle)(IpcMemHandle* handle, DevicePtr memory) = nullptr;
+  /// Another process's memory, as this context's device sees it: its own, or a peer's.
+  CudaResult (*ipc_open_mem_handle)(DevicePtr* memory, IpcMemHandle handle,
+                                    unsigned flags) = nullptr;
+  CudaResult (*ipc_close_mem_handle)(DevicePtr memory) = nullptr;
   CudaResult (*stream_create_with_priority)(Stream* stream, unsigned flags, int priority) = nullptr;
   CudaResult (*stream_destroy)(Stream stream) = nullptr;
   CudaResult (*stream_query)(Stream stream) = nullptr;

@@ -26,6 +26,7 @@ constexpr Meaning kMeanings[] = {
     {214, Code::kUnavailable,
      "the GPU's memory had an error that ECC could not correct (Xid 48, 63, 64 or 94 in "
      "dmesg): restart the job without this GPU"},
+    {217, Code::kUnsupported, "the two GPUs can't read each other's memory"},
     {220, Code::kUnavailable,
      "an NVLink had an error that could not be corrected (Xid 74 in dmesg): restart the job "
      "without this GPU"},

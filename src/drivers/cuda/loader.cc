@@ -55,6 +55,9 @@ const char* bind_all(void* library, Api& a) {
   PACELINE_BIND(memcpy_htod_async, "cuMemcpyHtoDAsync_v2");
   PACELINE_BIND(memcpy_dtod_async, "cuMemcpyDtoDAsync_v2");
   PACELINE_BIND(memset_d8_async, "cuMemsetD8Async");
+  PACELINE_BIND(ipc_get_mem_handle, "cuIpcGetMemHandle");
+  PACELINE_BIND(ipc_open_mem_handle, "cuIpcOpenMemHandle_v2");
+  PACELINE_BIND(ipc_close_mem_handle, "cuIpcCloseMemHandle");
   PACELINE_BIND(stream_create_with_priority, "cuStreamCreateWithPriority");
   PACELINE_BIND(stream_destroy, "cuStreamDestroy_v2");
   PACELINE_BIND(stream_query, "cuStreamQuery");

@@ -15,6 +15,7 @@ constexpr CudaResult kInvalidValue = 1;
 constexpr CudaResult kOutOfMemory = 2;
 constexpr CudaResult kInvalidDevice = 101;
 constexpr CudaResult kNoContext = 201;
+constexpr CudaResult kNoPeerAccess = 217;
 constexpr CudaResult kNotFound = 500;
 constexpr CudaResult kAlreadyRegistered = 712;
 constexpr CudaResult kNotRegistered = 713;
@@ -59,11 +60,17 @@ CudaResult driver_get_version(int* version) {
 }
 CudaResult get_error_name(CudaResult error, const char** name) {
   static constexpr std::pair<CudaResult, const char*> kNames[] = {
-      {1, "CUDA_ERROR_INVALID_VALUE"},       {2, "CUDA_ERROR_OUT_OF_MEMORY"},
-      {101, "CUDA_ERROR_INVALID_DEVICE"},    {201, "CUDA_ERROR_INVALID_CONTEXT"},
-      {214, "CUDA_ERROR_ECC_UNCORRECTABLE"}, {500, "CUDA_ERROR_NOT_FOUND"},
-      {600, "CUDA_ERROR_NOT_READY"},         {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
-      {719, "CUDA_ERROR_LAUNCH_FAILED"},     {999, "CUDA_ERROR_UNKNOWN"}};
+      {1, "CUDA_ERROR_INVALID_VALUE"},
+      {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {101, "CUDA_ERROR_INVALID_DEVICE"},
+      {201, "CUDA_ERROR_INVALID_CONTEXT"},
+      {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},
+      {217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
+      {500, "CUDA_ERROR_NOT_FOUND"},
+      {600, "CUDA_ERROR_NOT_READY"},
+      {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {719, "CUDA_ERROR_LAUNCH_FAILED"},
+      {999, "CUDA_ERROR_UNKNOWN"}};
   for (const auto& [e, n] : kNames) {
     if (e == error) {
       *name = n;
@@ -216,6 +223,10 @@ CudaResult mem_alloc(DevicePtr* memory, size_t bytes) {
 }
 CudaResult mem_free(DevicePtr memory) {
   ENTER_CONTEXT("mem_free");
+  {
+    const std::scoped_lock lock(state->mutex, device->mutex);
+    if (state->open.contains(memory)) ++device->counts.freed_while_open;
+  }
   return release(*device, device->memory, device->counts.memory, memory);
 }
 CudaResult mem_host_alloc(void** memory, size_t bytes, unsigned) {
@@ -284,6 +295,45 @@ CudaResult memset_d8_async(DevicePtr to, unsigned char value, size_t count, Stre
   item.stream = device->resolve(stream);
   item.run = [=] { std::memset(reinterpret_cast<void*>(to), value, count); };
   device->enqueue(std::move(item));
+  return 0;
+}
+
+// Between processes there is nothing to open: the machine is this one's.
+struct IpcTicket {
+  pid_t process;
+  DevicePtr memory;
+};
+CudaResult ipc_get_mem_handle(IpcMemHandle* handle, DevicePtr memory) {
+  ENTER_CONTEXT("ipc_get_mem_handle");
+  {
+    std::lock_guard lock(device->mutex);
+    if (!device->memory.contains(memory)) return kInvalidValue;
+  }
+  const IpcTicket ticket{getpid(), memory};
+  static_assert(sizeof ticket <= sizeof handle->bytes);
+  std::memcpy(handle->bytes, &ticket, sizeof ticket);
+  return 0;
+}
+CudaResult ipc_open_mem_handle(DevicePtr* memory, IpcMemHandle handle, unsigned) {
+  ENTER_CONTEXT("ipc_open_mem_handle");
+  IpcTicket ticket{};
+  std::memcpy(&ticket, handle.bytes, sizeof ticket);
+  if (ticket.process != getpid()) return kNoPeerAccess;
+  const std::scoped_lock lock(state->mutex, device->mutex);
+  count_allocation(*device);
+  ++device->counts.objects;
+  state->open.insert(ticket.memory);
+  *memory = ticket.memory;
+  return 0;
+}
+CudaResult ipc_close_mem_handle(DevicePtr memory) {
+  ENTER_CONTEXT("ipc_close_mem_handle");
+  const std::scoped_lock lock(state->mutex, device->mutex);
+  const auto found = state->open.find(memory);
+  if (found == state->open.end()) return kInvalidValue;
+  state->open.erase(found);
+  count_allocation(*device);
+  --device->counts.objects;
   return 0;
 }
 
@@ -443,6 +493,9 @@ const Api& functions() {
     a.memcpy_htod_async = memcpy_htod_async;
     a.memcpy_dtod_async = memcpy_dtod_async;
     a.memset_d8_async = memset_d8_async;
+    a.ipc_get_mem_handle = ipc_get_mem_handle;
+    a.ipc_open_mem_handle = ipc_open_mem_handle;
+    a.ipc_close_mem_handle = ipc_close_mem_handle;
     a.stream_create_with_priority = stream_create_with_priority;
     a.stream_destroy = stream_destroy;
     a.stream_query = stream_query;

@@ -93,7 +93,8 @@ class Machine {
     uint64_t allocations_in_wait = 0;  ///< of these, while a wait for a value was pending
     uint64_t pending_waits = 0;
     uint64_t streams_in_wait = 0, most_streams_in_wait = 0;  ///< that have waits for a value
-    uint64_t objects = 0;  ///< streams, events and modules that exist
+    uint64_t objects = 0;  ///< streams, events, modules and other processes' memory that exist
+    uint64_t freed_while_open = 0;  ///< pieces of memory, that another rank still had open
   };
   [[nodiscard]] Counts counts(int device) const;
   /// Waits until the device has nothing to do, or is lost; false: not within `patience`.

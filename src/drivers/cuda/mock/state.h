@@ -100,6 +100,7 @@ struct Machine::State {
   std::map<std::string, FunctionTag> kernels;
   std::vector<std::unique_ptr<ModuleTag>> modules;
   std::vector<Fault> faults;
+  std::multiset<DevicePtr> open;    ///< what ipc_open_mem_handle() gave
   std::atomic<bool> faulty{false};  ///< see expect_faults()
   std::map<std::pair<std::string, int>, uint64_t> calls;
   std::map<std::pair<std::thread::id, std::string>, uint64_t> calls_by_thread;

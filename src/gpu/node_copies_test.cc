@@ -1,0 +1,226 @@
+// What comes spreads in a node by copies: when, what of, and what is left at the end.
+#include "gpu/node_copies.h"
+
+#include <atomic>
+#include <thread>
+
+#include "gpu/cluster.h"
+
+namespace paceline::gpu {
+namespace {
+
+constexpr uint64_t kCount = 30011;
+
+ClusterOptions two_by_two(const char* node_gather = "copies") {
+  ClusterOptions o;
+  o.nodes = 2;
+  o.local_size = 2;
+  o.node_gather = node_gather;
+  return o;
+}
+
+/// A path that must be there.
+std::unique_ptr<Path> path_of(Cluster& cluster, Rank r, const PathOptions& options = {}) {
+  auto made = cluster.create(r, options);
+  EXPECT_TRUE(made.is_ok()) << made.status().message();
+  return made ? std::move(*made) : nullptr;
+}
+
+Result<uint64_t> sum_of(Path& path, const Tensor& tensor, uint64_t count = kCount) {
+  AllReduce a;
+  a.data = tensor.address();
+  a.count = count;
+  a.codec = 0;
+  return path.all_reduce(a);
+}
+
+void sleep_for_ms(int time) { std::this_thread::sleep_for(std::chrono::milliseconds(time)); }
+
+bool all_are(const Tensor& tensor, uint64_t count, float value) {
+  return std::all_of(tensor.as<float>(), tensor.as<float>() + count,
+                     [&](float x) { return x == value; });
+}
+
+// All has come over the network everywhere, but one rank's GPU has yet to add it up.
+TEST(NodeCopies, NoRankReadsWhatIsNotInPlaceYet) {
+  for (const bool ahead : {false, true}) {
+    Cluster cluster(two_by_two());
+    constexpr std::string_view kCombines = "combine";
+    static constexpr size_t kSizes[] = {
+#define PACELINE_ARGUMENT_SIZE(name, argument) sizeof(device::cuda::argument),
+        PACELINE_KERNELS(PACELINE_ARGUMENT_SIZE)
+#undef PACELINE_ARGUMENT_SIZE
+    };
+    std::atomic<uintptr_t> late{0};
+    size_t i = 0;
+    for (const auto& kernel : device::cuda::reference::kernels()) {
+      const size_t size = kSizes[i++];
+      if (std::string_view(kernel.name).find(kCombines) == std::string_view::npos) continue;
+      cluster.machine().add_kernel(kernel.name,
+                                   {{size}, [&late, run = kernel.run](const auto&, void* const* a) {
+                                      if (late != 0) sleep_for_ms(20);
+                                      void* copy = a[0];
+                                      run(&copy);
+                                    }});
+    }
+    cluster.run([&](Rank r) {
+      auto path = path_of(cluster, r, {.ahead = ahead});
+      ASSERT_NE(path, nullptr);
+      Tensor tensor(cluster, r, kCount * 4);
+      late = 1;
+      for (int step = 0; step < 5; ++step) {
+        std::fill_n(tensor.as<float>(), kCount, static_cast<float>(r + step));
+        auto id = sum_of(*path, tensor);
+        ASSERT_TRUE(id.is_ok()) << id.status().message();
+        ASSERT_TRUE(path->join(*id, nullptr).is_ok());
+        bool finite = false;
+        ASSERT_TRUE(path->wait_arrival(0, finite).is_ok());
+        ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+        EXPECT_TRUE(all_are(tensor, kCount, static_cast<float>(6 + 4 * step))) << step;
+      }
+      EXPECT_TRUE(path->destroy().is_ok());
+    });
+  }
+}
+
+// Copies out of a slot take long on one rank; what comes two operations later would go into the same slot.
+TEST(NodeCopies, ASlotIsWrittenAgainWhenAllHaveReadIt) {
+  ClusterOptions o = two_by_two();
+  o.machine.delays_us = 3000;
+  Cluster cluster(o);
+  cluster.run([&](Rank r) {
+    auto path = path_of(cluster, r);
+    ASSERT_NE(path, nullptr);
+    constexpr int kBuckets = 12;
+    std::vector<std::unique_ptr<Tensor>> tensors;
+    uint64_t last = 0;
+    for (int b = 0; b < kBuckets; ++b) {
+      tensors.push_back(std::make_unique<Tensor>(cluster, r, kCount * 4));
+      std::fill_n(tensors.back()->as<float>(), kCount, static_cast<float>(100 * b + r));
+      auto id = sum_of(*path, *tensors.back());
+      ASSERT_TRUE(id.is_ok()) << id.status().message();
+      last = *id;
+    }
+    ASSERT_TRUE(path->join(last, nullptr).is_ok());
+    ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+    for (int b = 0; b < kBuckets; ++b)
+      EXPECT_TRUE(
+          all_are(*tensors[static_cast<size_t>(b)], kCount, static_cast<float>(400 * b + 6)))
+          << b;
+    EXPECT_TRUE(path->destroy().is_ok());
+  });
+}
+
+// One GPU that can't read its neighbour's memory: NCCL gathers on all ranks, and the line at the start says why.
+TEST(NodeCopies, WhereOneGpuCanNotReadAnotherNcclGathers) {
+  Cluster cluster(two_by_two("auto"));
+  cluster.machine().fail("ipc_open_mem_handle", 1, 217, 3);
+  cluster.run([&](Rank r) {
+    auto path = path_of(cluster, r);
+    ASSERT_NE(path, nullptr);
+    EXPECT_NE(path->describe().find(
+                  "NCCL in the node (no copies: rank 3: the memory of local rank 0's GPU: the two "
+                  "GPUs can't read each other's memory"),
+              std::string::npos)
+        << path->describe();
+    Tensor tensor(cluster, r, kCount * 4);
+    std::fill_n(tensor.as<float>(), kCount, static_cast<float>(r));
+    auto id = sum_of(*path, tensor);
+    ASSERT_TRUE(id.is_ok()) << id.status().message();
+    ASSERT_TRUE(path->join(*id, nullptr).is_ok());
+    ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+    EXPECT_TRUE(all_are(tensor, kCount, 6));
+    EXPECT_TRUE(path->destroy().is_ok());
+  });
+  for (Rank r = 0; r < cluster.size(); ++r) {
+    EXPECT_EQ(cluster.machine().counts(r).memory, 0U);
+    EXPECT_EQ(cluster.machine().counts(r).objects, 0U);
+  }
+}
+
+TEST(NodeCopies, WhereTheyAreAskedForAndCanNotBeAllRanksSayWhy) {
+  Cluster cluster(two_by_two());
+  cluster.machine().fail("ipc_open_mem_handle", 1, 217, 3);
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r);
+    ASSERT_FALSE(made.is_ok());
+    EXPECT_NE(made.status().message().find("PACELINE_NODE_GATHER=copies can't be: rank 3: "),
+              std::string::npos)
+        << made.status().message();
+  });
+}
+
+TEST(NodeCopies, WhatAShardHasNoRoomForNcclGathers) {
+  Cluster cluster(two_by_two());
+  cluster.run([&](Rank r) {
+    // The tail of an all-reduce by rows may be as long as some rows.
+    auto path = path_of(cluster, r, {.usual_in_node = 64 * 1024});
+    ASSERT_NE(path, nullptr);
+    constexpr uint64_t kRow = 20000;
+    constexpr uint64_t kRows = 3;
+    Tensor tensor(cluster, r, kRows * kRow * 4);
+    std::fill_n(tensor.as<float>(), kRows * kRow, 0.0F);
+    std::fill_n(tensor.as<float>() + static_cast<uint64_t>(r % 3) * kRow, kRow, 1.0F);
+    AllReduce a;
+    a.data = tensor.address();
+    a.count = kRows * kRow;
+    a.codec = 0;
+    a.row_elements = kRow;
+    auto id = path->all_reduce(a);
+    ASSERT_TRUE(id.is_ok()) << id.status().message();
+    ASSERT_TRUE(path->join(*id, nullptr).is_ok());
+    ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+    EXPECT_EQ(tensor.as<float>()[0], 2.0F);
+    EXPECT_EQ(tensor.as<float>()[kRow], 1.0F);
+    EXPECT_EQ(tensor.as<float>()[3 * kRow - 1], 1.0F);
+    EXPECT_TRUE(path->destroy().is_ok());
+  });
+}
+
+// A rank that is through gives nothing back that a neighbour, who comes later, has still open.
+TEST(NodeCopies, NobodysMemoryIsGivenBackWhileOthersHaveItOpen) {
+  Cluster cluster(two_by_two());
+  cluster.run([&](Rank r) {
+    auto path = path_of(cluster, r);
+    ASSERT_NE(path, nullptr);
+    Tensor tensor(cluster, r, kCount * 4);
+    std::fill_n(tensor.as<float>(), kCount, 1.0F);
+    auto id = sum_of(*path, tensor);
+    ASSERT_TRUE(id.is_ok()) << id.status().message();
+    bool finite = false;
+    ASSERT_TRUE(path->wait_arrival(0, finite).is_ok());
+    if (r % 2 == 1) sleep_for_ms(100);
+    EXPECT_TRUE(path->destroy().is_ok());
+  });
+  for (Rank r = 0; r < cluster.size(); ++r) {
+    const auto counts = cluster.machine().counts(r);
+    EXPECT_EQ(counts.freed_while_open, 0U);
+    EXPECT_EQ(counts.memory, 0U);
+    EXPECT_EQ(counts.objects, 0U);
+  }
+}
+
+// After a fault a neighbour's copies may still be under way: what they read stays.
+TEST(NodeCopies, AfterAFaultTheSlotsStay) {
+  Cluster cluster(two_by_two());
+  cluster.machine().expect_faults();
+  std::atomic<int> arrived{0};
+  cluster.run([&](Rank r) {
+    auto path = path_of(cluster, r);
+    ASSERT_NE(path, nullptr);
+    Tensor tensor(cluster, r, kCount * 4);
+    std::fill_n(tensor.as<float>(), kCount, 1.0F);
+    ASSERT_TRUE(sum_of(*path, tensor).is_ok());
+    bool finite = false;
+    ASSERT_TRUE(path->wait_arrival(0, finite).is_ok());
+    for (++arrived; arrived < cluster.size();) sleep_for_ms(1);
+    if (r == 0) path->abort("as the test says");
+    while (path->wait_arrival(1, finite)) sleep_for_ms(1);
+    (void)path->destroy();
+  });
+  for (Rank r = 0; r < cluster.size(); ++r)
+    EXPECT_EQ(cluster.machine().counts(r).freed_while_open, 0U);
+}
+
+}  // namespace
+}  // namespace paceline::gpu
