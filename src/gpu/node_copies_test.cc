@@ -156,7 +156,7 @@ TEST(NodeCopies, WhatAShardHasNoRoomForNcclGathers) {
     // The tail of an all-reduce by rows may be as long as some rows.
     auto path = path_of(cluster, r, {.usual_in_node = 64 * 1024});
     ASSERT_NE(path, nullptr);
-    constexpr uint64_t kRow = 20000;
+    constexpr uint64_t kRow = 600000;
     constexpr uint64_t kRows = 3;
     Tensor tensor(cluster, r, kRows * kRow * 4);
     std::fill_n(tensor.as<float>(), kRows * kRow, 0.0F);

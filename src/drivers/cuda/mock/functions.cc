@@ -284,8 +284,17 @@ CudaResult memcpy_htod_async(DevicePtr to, const void* from, size_t bytes, Strea
   ENTER_CONTEXT("memcpy_htod_async");
   return copy(*device, reinterpret_cast<void*>(to), from, bytes, stream);
 }
+/// Whether an allocation that begins at or before `at` and reaches beyond it ends within these bytes.
+bool is_overrun(ContextTag& device, DevicePtr at, size_t bytes) {
+  std::lock_guard lock(device.mutex);
+  return std::any_of(device.memory.begin(), device.memory.end(), [&](const auto& allocation) {
+    const auto [first, size] = allocation;
+    return first <= at && at < first + size && at + bytes > first + size;
+  });
+}
 CudaResult memcpy_dtod_async(DevicePtr to, DevicePtr from, size_t bytes, Stream stream) {
   ENTER_CONTEXT("memcpy_dtod_async");
+  if (is_overrun(*device, to, bytes) || is_overrun(*device, from, bytes)) return kInvalidValue;
   return copy(*device, reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes,
               stream);
 }
