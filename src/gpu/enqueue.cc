@@ -132,10 +132,10 @@ Status Path::enqueue_out(Job& job) {
   const auto& o = *job.operation;
   const auto& plan = *o.plan;
   PACELINE_RETURN_IF_ERROR(clear_reports(o.sequence));
-  // What has to give memory back is enqueued before anything that waits for it. In a node of several on all ranks, whether
-  // it has come here or not, and before the reduce-scatter: at the same place of the script (path.h).
-  if (launches_later() && (shape_.local_size > 1 || o.tenant > pump_->retired()))
-    launcher_->catch_up(o.tenant);
+  // What has to give memory back is enqueued before anything that waits for it: what holds up the device (path.h) may come
+  // right after. Whether ranks of a node do so differs where it has come on some, and so is in place on all.
+  const bool waits = o.tenant > pump_->retired();
+  if (waits && launches_later()) launcher_->catch_up(o.tenant);
   if (job.residuals) PACELINE_RETURN_IF_ERROR(hand_over(job));
   if (job.collective != nullptr)
     PACELINE_RETURN_IF_ERROR(enqueue_begin(job));
@@ -143,7 +143,7 @@ Status Path::enqueue_out(Job& job) {
     PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
   // Not through the watch stream where the launcher has it: this wait ends with what that one puts there later.
   // Then no third stream may wait beside these two, so where memory is short the host waits for what has gone ahead.
-  if (o.tenant > pump_->retired() && launches_later()) {
+  if (waits && launches_later()) {
     {
       const std::lock_guard lock(ahead_);
       Flags::store(&awaited_, static_cast<uint32_t>(o.tenant));
@@ -153,7 +153,7 @@ Status Path::enqueue_out(Job& job) {
                        static_cast<uint32_t>(o.tenant), cu::kWaitValueGeq);
     PACELINE_CUDA_CALL(api_, stream_write_value32, copy_, Flags::address(flags_.waited()),
                        static_cast<uint32_t>(o.tenant), 0);
-  } else if (o.tenant > pump_->retired()) {
+  } else if (waits) {
     PACELINE_RETURN_IF_ERROR(
         await_on_device(copy_, flags_.retired(), static_cast<uint32_t>(o.tenant)));
   }

@@ -29,9 +29,9 @@
 // The driver holds up all that a device is given after a kernel's first use (its code is loaded, local memory grows) or
 // after memory that is given back, until all before has ended, and at other places of the script on every rank. So what a
 // rank makes others of its node wait for on their GPUs, and waits itself for them, stands in the script's order on all of
-// them: NCCL's kernels, which are enqueued by the call that needs them; and waits of streams for what has yet to come,
-// which joins, and operations that need memory which is still in use, put there at the same calls on all ranks. Else one
-// would stand before such a barrier here and behind it, and behind the next reduce-scatter, there: for ever.
+// them: NCCL's kernels, which are enqueued by the call that needs them; and waits of streams for what has yet to come, which
+// joins put there, and operations that need memory which is still in use. Else one would stand before such a barrier here and
+// behind it, and behind the next reduce-scatter, there: for ever.
 //
 // One thread at a time submits; the waits for arrival, abort and statistics may come from others.
 #pragma once
