@@ -94,6 +94,11 @@ def make(path, module, device, group, settings):
     return model
 
 
+def is_ours(path):
+    """Whether Paceline carries the path's gradients."""
+    return parts(path)[0] in OURS
+
+
 def keeps_ranks_equal(path):
     """Whether ranks that begin with the same parameters must have the same bits after any number of steps."""
     name = parts(path)[0]

@@ -32,6 +32,8 @@ _STRETCH, _LEAST = 0.6, 3
 #: happens to be ahead or behind there, some milliseconds, must be little beside.
 _STRETCH_OVERLAPPED, _LEAST_OVERLAPPED = 1.8, 12
 _WARM_UP = 5
+#: The same of our paths: the order of buckets without a barrier, and whether the end of a pass waits, are tried at the beginning.
+_WARM_UP_OURS = 32
 #: What the GPU waits for before a step whose ready times are noted, in times of what the host takes to launch one.
 _HEAD_START = 1.5
 #: Iterations in a trace.
@@ -186,8 +188,7 @@ class Bench:
             model = train_paths.make(path, workload.module, self.device, self.group, self.args.settings)
             variant = Variant(path, model, workload)
             self.variants.append(variant)
-            # The order of buckets without a barrier is worked out and tried at the beginning.
-            for _ in range(_WARM_UP if not train_paths.without_barrier(path) else 30):
+            for _ in range(_WARM_UP_OURS if train_paths.is_ours(path) else _WARM_UP):
                 variant.step(self.device, self.half)
             train_paths.keep_order(model)  # what is worked out anew once in a thousand steps is no part of a stretch
             self.doing(f"{path}: warm")
@@ -380,7 +381,10 @@ class Bench:
             median["iterations"] = variant.iterations
             median.update(variant.host)
             median["ranks_equal"] = variant.ranks_equal
-            median["by_rows"] = _stats(variant).get("rows_bound", 0) > 0
+            stats = _stats(variant)
+            median["by_rows"] = stats.get("rows_bound", 0) > 0
+            # What a pass takes whose end waits for the GPU, and one's that does not.
+            median["ends"] = [stats.get(f"pass_ns_{way}", 0) / 1e9 for way in ("waiting", "ahead")]
             if train_paths.without_barrier(variant.path):
                 median["buckets"] = train_paths.order_of(variant.model)
                 median["returned"] = variant.returned  # of the last stretch: when its steps returned, and its end

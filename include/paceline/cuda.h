@@ -82,6 +82,9 @@ typedef struct paceline_cuda_stats {
   uint64_t device_bytes, pinned_bytes, residual_bytes;
   /* of operations by rows: rows that this rank sent to each other node, and the bounds of their plans */
   uint64_t rows_sent, rows_bound;
+  /* nanoseconds from one end of a backward pass to the next, where the host waits there for the GPU to come to the last
+   * operations, and where it does not: medians of the last trial, 0 before the first; the shorter way is taken */
+  uint64_t pass_ns_waiting, pass_ns_ahead;
 } paceline_cuda_stats;
 
 /* 1 when a driver, a device and the stream memory operations are there; 0: `reason` (cut to capacity) names what is

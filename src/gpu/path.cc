@@ -18,9 +18,9 @@ using device::cuda::WireCodec;
 
 // Plans that are kept: a model has tens of buckets.
 constexpr size_t kPlansKept = 1024;
-// A join of many operations waits for the GPU to get to the last ones of them: their waits may be put on streams, for they
-// slow down little that is left to compute, and meanwhile the host is ahead by what follows, an optimizer's step and the
-// beginning of the next forward pass.
+// A join of many operations may wait for the GPU to get to the last ones of them (join_policy.h): their waits may be put on
+// streams, for they slow down little that is left to compute, and meanwhile the host is ahead by what follows, an optimizer's
+// step and the beginning of the next forward pass.
 constexpr uint64_t kLastOnes = 2;
 // For so long the host looks for the end of what the GPU does with the last piece.
 constexpr Time kLook = 300 * kMicrosecond;
@@ -369,9 +369,12 @@ Status Path::join(uint64_t operation, cu::Stream stream) {
     return {Code::kInvalidArgument, fmt::format("join: there is no operation {}", operation)};
   const CurrentContext current(api_, context_);
   if (!current.status()) return ended_by(current.status());
+  // Of many operations: by the script alone, for all ranks try the same at a time.
+  const bool waits = operation <= joined_ + kLastOnes || end_of_pass_waits();
+  joined_ = std::max(joined_, operation);
   if (launches_later() && launcher_->launched() < operation) {
     const uint64_t done = std::max(launcher_->ahead_through(), launcher_->launched());
-    if (operation > done + kLastOnes)
+    if (waits && operation > done + kLastOnes)
       launcher_->wait_until(flags_.out(), out_after_[(operation - kLastOnes) % out_after_.size()]);
     launcher_->catch_up(operation);
   }
@@ -380,6 +383,11 @@ Status Path::join(uint64_t operation, cu::Stream stream) {
   if (auto error = api_.stream_wait_event(stream, ends_[operation % ends_.size()], 0); error != 0)
     return ended_by(cu::explain(api_, error, "join"));
   return Status::ok();
+}
+
+bool Path::end_of_pass_waits() {
+  const std::lock_guard lock(memory_mutex_);
+  return !launches_later() || join_policy_.waits(SteadyClock().now());
 }
 
 Status Path::wait_arrival(double timeout_s, bool& finite) {
@@ -554,6 +562,8 @@ paceline_cuda_stats Path::statistics() const {
   s.rows_sent = pump_ ? pump_->rows_sent() : 0;
   s.rows_bound = pump_ ? pump_->rows_bound() : 0;
   const std::lock_guard lock(memory_mutex_);
+  s.pass_ns_waiting = static_cast<uint64_t>(join_policy_.pass_waiting());
+  s.pass_ns_ahead = static_cast<uint64_t>(join_policy_.pass_ahead());
   for (const DeviceObjects* objects :
        {&objects_, static_cast<const DeviceObjects*>(reserved_.get()),
         static_cast<const DeviceObjects*>(residual_memory_.get())}) {

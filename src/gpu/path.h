@@ -54,6 +54,7 @@
 #include "gpu/device.h"
 #include "gpu/flags.h"
 #include "gpu/host_ring.h"
+#include "gpu/join_policy.h"
 #include "gpu/launcher.h"
 #include "gpu/node.h"
 #include "gpu/node_copies.h"
@@ -310,6 +311,7 @@ class Path {
   Result<uint64_t> launch(Job& job, cu::Stream caller);
   void number_pieces(Job& job);
   void launch_later(const Job& job);
+  bool end_of_pass_waits();
   Status wait_finished(uint64_t operation) const;
   [[nodiscard]] bool launches_later() const { return launcher_ != nullptr; }
   /// q: of the part that begins at element `first`.
@@ -390,6 +392,8 @@ class Path {
   uint32_t out_issued_ = 0;
   std::vector<uint32_t> out_after_;  ///< ring like ends_: out_issued_ behind operation s
   uint32_t awaited_ = 0;             ///< the last operation whose memory the way out waits for
+  uint64_t joined_ = 0;              ///< the last operation that a stream has joined
+  JoinPolicy join_policy_;           ///< with memory_mutex_, for statistics()
   uint64_t last_in_turn_ =
       0;  ///< the last operation whose pieces go over lanes when it is its turn
   size_t next_slot_ = 0;
