@@ -177,6 +177,7 @@ class Load {
     Pump::Options o;
     o.flags = flags_ = Flags(static_cast<std::byte*>(flag_memory_), me.local_size > 1);
     o.lanes = lanes;
+    o.node = me.node;
     o.peers = peers;
     o.check = [] { return Status::ok(); };
     o.tell = [](const Status& why) { leave(why); };

@@ -133,7 +133,6 @@ class Cluster {
   Result<std::unique_ptr<Path>> create(Rank r, PathOptions options = {}) {
     options.device = r;
     if (options.wire_threads == 0) options.wire_threads = options_.wires;
-    if (!options.flat_bytes) options.flat_bytes = 0;                   // tests are of little
     if (options.usual_in_node == 0) options.usual_in_node = 2U << 20;  // memory is poisoned: little
     if (options.node_gather.empty()) options.node_gather = options_.node_gather;
     options.least_slice = kMostWires * kSliceAlign;

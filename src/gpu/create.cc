@@ -124,7 +124,6 @@ Status Path::agree(const char* stage, const Status& mine) {
 
 Status Path::read_table(const std::vector<std::string>& rows) {
   peers_.assign(static_cast<size_t>(me_.node_count), -1);
-  everybody_.assign(rows.size(), -1);
   for (size_t r = 0; r < rows.size(); ++r) {
     int code = 0;
     int node = 0;
@@ -158,8 +157,6 @@ Status Path::read_table(const std::vector<std::string>& rows) {
     wire_threads_ = std::min(wire_threads_, std::max(threads, 1));
     places_.emplace_back(node, local_rank);
     in_node_order_ = in_node_order_ && static_cast<int>(r) == node * local_size + local_rank;
-    const auto place = static_cast<size_t>(node * local_size + local_rank);
-    if (place < everybody_.size()) everybody_[place] = static_cast<int>(r);
     if (local_rank == me_.local_rank) peers_[static_cast<size_t>(node)] = static_cast<int>(r);
     if (local_rank == 0 && node == me_.node) node_root_ = static_cast<int>(r);
   }
@@ -176,7 +173,6 @@ Status Path::prepare() {
   topk_threshold_ = static_cast<uint64_t>(number("topk_threshold", 0));
   if (options_.lanes == 0) options_.lanes = static_cast<int>(number("lanes", 1));
   if (options_.piece_bytes == 0) options_.piece_bytes = kPieceBytes;
-  if (!options_.flat_bytes) options_.flat_bytes = kFlatBytes;
   if (options_.usual_in_node == 0) options_.usual_in_node = kUsualInNode;
   if (options_.wire_threads == 0)
     options_.wire_threads = std::atoi(setting("wire_threads").c_str());  // auto: 0
@@ -464,18 +460,16 @@ Status Path::warm_up_codecs() {
 
 /// Connections to the ranks that this one will talk to open on their first use.
 Status Path::warm_up_wire() {
-  const bool flat = shape_.local_size > 1 && everybody_.size() <= kMostFlat;
-  const auto& others = flat ? everybody_ : peers_;
-  std::vector<uint64_t> words(others.size());
+  std::vector<uint64_t> words(peers_.size());
   uint64_t mine = 1;
   Status status;
   for (const auto& wire : wires()) {
     std::vector<paceline_op> ops;
-    for (size_t n = 0; n < others.size(); ++n) {
-      if (others[n] == me_.rank) continue;
+    for (size_t n = 0; n < peers_.size(); ++n) {
+      if (peers_[n] == me_.rank) continue;
       PACELINE_ASSIGN(auto in,
-                      wire.receive(others[n], kWarmTag, &words[n], sizeof(uint64_t), "hello"));
-      PACELINE_ASSIGN(auto out, wire.send(others[n], kWarmTag, &mine, sizeof(uint64_t), "hello"));
+                      wire.receive(peers_[n], kWarmTag, &words[n], sizeof(uint64_t), "hello"));
+      PACELINE_ASSIGN(auto out, wire.send(peers_[n], kWarmTag, &mine, sizeof(uint64_t), "hello"));
       ops.push_back(in);
       ops.push_back(out);
     }
@@ -490,9 +484,9 @@ void Path::start() {
   Pump::Options o;
   o.flags = flags_;
   o.lanes = options_.lanes + 1;
+  o.node = shape_.node;
   o.node_group = node_group_;
   o.peers = peers_;
-  o.everybody = everybody_;
   o.check = [this] { return check_gpu(); };
   o.tell = [this](const Status& why) {
     tell(why);

@@ -139,7 +139,7 @@ Status Path::enqueue_out(Job& job) {
   if (job.residuals) PACELINE_RETURN_IF_ERROR(hand_over(job));
   if (job.collective != nullptr)
     PACELINE_RETURN_IF_ERROR(enqueue_begin(job));
-  else if (plan.request.parties().local_size > 1)
+  else if (shape_.local_size > 1)
     PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
   // Not through the watch stream where the launcher has it: this wait ends with what that one puts there later.
   // Then no third stream may wait beside these two, so where memory is short the host waits for what has gone ahead.
@@ -311,7 +311,7 @@ Status Path::enqueue_piece_out(Job& job, size_t index) {
   const bool alone =
       copy_ == out_ || (plan.pieces.size() == 1 && out_is_idle() && o.tenant <= pump_->retired());
   cu::Stream stream = alone ? out_ : copy_;
-  const int nodes = plan.scatters() ? plan.parties() : 1;
+  const int nodes = plan.scatters() ? shape_.nodes : 1;
   for (int n = 0; n < nodes; ++n) {
     const Span part = plan.part(piece, n);
     if (plan.by_rows())
@@ -324,7 +324,7 @@ Status Path::enqueue_piece_out(Job& job, size_t index) {
     PACELINE_CUDA_CALL(api_, stream_wait_event, copy_, slot.encoded, 0);
   }
   // This rank's own encoding lands among those that come in; the others' where they are sent from.
-  const auto me = static_cast<uint64_t>(plan.me());
+  const auto me = static_cast<uint64_t>(shape_.node);
   std::byte* const own = o.host + piece.in_offset + me * piece.slot_bytes;
   const auto copy = [&](std::byte* to, uint64_t first, uint64_t bytes) -> Status {
     if (bytes > 0)
@@ -339,7 +339,7 @@ Status Path::enqueue_piece_out(Job& job, size_t index) {
     const uint64_t next = mine + piece.slot_bytes;
     const auto last = static_cast<uint64_t>(nodes) * piece.slot_bytes;
     PACELINE_RETURN_IF_ERROR(copy(away, 0, mine));
-    PACELINE_RETURN_IF_ERROR(copy(own, mine, plan.part_bytes(piece, plan.me())));
+    PACELINE_RETURN_IF_ERROR(copy(own, mine, plan.part_bytes(piece, shape_.node)));
     PACELINE_RETURN_IF_ERROR(copy(away + next, next, last - next));
   }
   if (index + 1 == plan.pieces.size()) PACELINE_RETURN_IF_ERROR(copy_report(job, stream));
@@ -389,9 +389,9 @@ Status Path::enqueue_in(Job& job, size_t index) {
   const auto& plan = *o.plan;
   const auto& piece = plan.pieces[index];
   auto& lane = lanes_[static_cast<size_t>(piece.lane)];
-  const Span part = plan.part(piece, plan.me());
-  const auto nodes = static_cast<uint64_t>(plan.parties());
-  const auto me = static_cast<uint64_t>(plan.me());
+  const Span part = plan.part(piece, shape_.node);
+  const auto nodes = static_cast<uint64_t>(shape_.nodes);
+  const auto me = static_cast<uint64_t>(shape_.node);
   const auto copy = [&](uint64_t first, uint64_t last) -> Status {  // slots
     const uint64_t at = first * piece.slot_bytes;
     if (first < last)
@@ -404,7 +404,7 @@ Status Path::enqueue_in(Job& job, size_t index) {
   PACELINE_RETURN_IF_ERROR(await_own(job, index, lane));
   if (again)
     PACELINE_RETURN_IF_ERROR(kernels_->encode(
-        plan.request.format, cast_of(job, part, plan.me(), lane.in_slots + me * piece.slot_bytes),
+        plan.request.format, cast_of(job, part, shape_.node, lane.in_slots + me * piece.slot_bytes),
         lane.in));
   PACELINE_RETURN_IF_ERROR(await_theirs(job, index, lane));
   if (plan.by_rows()) {
@@ -444,7 +444,7 @@ Status Path::enqueue_sum(Job& job, size_t index) {
     PACELINE_RETURN_IF_ERROR(kernels_->encode(plan.request.format, e, lane.in));
     const auto own = piece.back_offset + static_cast<uint64_t>(shape_.node) * piece.slot_bytes;
     PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, o.host + own, lane.sum_slot,
-                       plan.part_bytes(piece, plan.me()), lane.in);
+                       plan.part_bytes(piece, shape_.node), lane.in);
   }
   const uint32_t flag = job.back_flags[index];
   PACELINE_CUDA_CALL(api_, stream_write_value32, lane.in, Flags::address(flags_.sums(piece.lane)),
@@ -499,7 +499,7 @@ Status Path::enqueue_end(Job& job) {
     PACELINE_RETURN_IF_ERROR(enqueue_spread(job));
   else if (o.copies)
     PACELINE_RETURN_IF_ERROR(copies_->take(*o.plan, job.data, gather_));
-  else if (o.plan->request.parties().local_size > 1)
+  else if (shape_.local_size > 1)
     PACELINE_RETURN_IF_ERROR(node_->all_gather(*o.plan, job.data, gather_));
   if (shape_.local_size > 1)
     PACELINE_CUDA_CALL(api_, stream_write_value32, gather_, Flags::address(flags_.finished()),

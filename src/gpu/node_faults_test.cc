@@ -29,7 +29,6 @@ Result<std::unique_ptr<Path>> create(const Drivers& drivers, Cluster& cluster, R
   options.least_slice = kMostWires * kSliceAlign;
   options.wire_threads = 1;
   options.node_gather = "nccl";
-  options.flat_bytes = 0;
   return Path::create(drivers, cluster.comm(rank), options);
 }
 

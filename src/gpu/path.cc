@@ -165,7 +165,7 @@ Status Path::refuse_capture(cu::Stream stream, PathKind kind, const std::string&
 uint64_t Path::count_in_node(const PathRequest& q) const {
   const uint64_t usual = options_.usual_in_node / dtype_size(q.format.dtype);
   const uint64_t parts = (q.count + usual / 2) / usual;
-  if (q.kind != PathKind::kAllReduce || q.parties().local_size == 1 || parts <= 1) return q.count;
+  if (q.kind != PathKind::kAllReduce || shape_.local_size == 1 || parts <= 1) return q.count;
   const uint64_t granule = cut_granule(q);
   return std::min(((q.count + parts - 1) / parts + granule - 1) / granule * granule, q.count);
 }
@@ -231,7 +231,6 @@ Result<uint64_t> Path::all_reduce_checked(const AllReduce& r) {
   q.lanes = options_.lanes;
   if (r.prompt) q.piece_bytes = prompt_piece_bytes(q);
   q.row_elements = r.row_elements;
-  q.flat = goes_flat(q, std::min(*options_.flat_bytes, slot_bytes_));
   RowsMet* met = nullptr;
   if (q.row_elements > 0) {
     met = &rows_met(r, q);
@@ -258,8 +257,8 @@ Result<std::shared_ptr<const Operation>> Path::submit(const AllReduce& r, const 
   Job job = make_job(plan, r.name);
   job.data = r.data + first * dtype_size(r.dtype);
   job.source = job.target = job.data;
-  job.operation->meets = q.parties().local_size > 1;
-  job.operation->copies = job.operation->meets && copies_ != nullptr && copies_->fits(*plan);
+  job.operation->meets = shape_.local_size > 1;
+  job.operation->copies = copies_ != nullptr && copies_->fits(*plan);
   const double extra = format.codec == WireCodec::kFp16 ? gradient_scale_ : 1.0;
   job.scale_in = static_cast<float>((r.average ? 1.0 / me_.size : 1.0) * r.factor * extra);
   job.scale_out = static_cast<float>(1.0 / extra);

@@ -88,8 +88,6 @@ struct PathOptions {
   /// Whether all of an operation is enqueued when it is submitted, which asks for nothing of the hardware; unset: where
   /// CUDA_DEVICE_MAX_CONNECTIONS gives streams too few queues of their own. It always is where NCCL gathers in the node.
   std::optional<bool> ahead;
-  std::optional<uint64_t>
-      flat_bytes;  ///< see goes_flat(); unset: kFlatBytes. The same on all ranks
   /// How what has come spreads in a node of several GPUs: "auto", "copies" or "nccl"; "": the settings'.
   std::string node_gather;
 };
@@ -341,7 +339,6 @@ class Path {
   std::vector<int> peers_;                   ///< [nodes] ranks of this local rank
   int node_root_ = 0;                        ///< this node's rank of local rank 0
   std::vector<std::pair<int, int>> places_;  ///< [ranks] node and local rank
-  std::vector<int> everybody_;               ///< ranks in the order of their nodes, all
   bool in_node_order_ = true;                ///< rank = node × local size + local rank
   std::string description_;
   std::string no_copies_;                                            ///< why not

@@ -73,7 +73,7 @@ uint64_t piece_rows(const PathRequest& q) {
 }
 
 int hops_of(const PathRequest& q, uint64_t own) {
-  if (q.kind != PathKind::kAllReduce || q.row_elements > 0 || q.flat) return 1;
+  if (q.kind != PathKind::kAllReduce || q.row_elements > 0) return 1;
   if (q.shape.nodes == 2 || q.format.codec == WireCodec::kTopK) return 1;
   const uint64_t one = device::cuda::encoded_bytes(q.format, std::max<uint64_t>(own, 1));
   return one * static_cast<uint64_t>(q.shape.nodes - 1) <= kShort ? 1 : 2;
@@ -86,27 +86,25 @@ void divide(const PathRequest& q, int local_rank, PathPlan& plan) {
     plan.own = {0, none ? 0 : q.count};
     return;
   }
-  const auto size = static_cast<uint64_t>(q.parties().local_size);
-  if (q.flat) local_rank = 0;
+  const auto size = static_cast<uint64_t>(q.shape.local_size);
   const uint64_t granule = size == 1            ? 1
                            : q.row_elements > 0 ? cut_granule(q)
                                                 : 16 / dtype_size(q.format.dtype);
   plan.shard = q.count / (size * granule) * granule;
   plan.tail = {plan.shard * size, q.count - plan.shard * size};
   plan.own = {plan.shard * static_cast<uint64_t>(local_rank), plan.shard};
-  if (local_rank == q.parties().local_size - 1) plan.own.elements += plan.tail.elements;
+  if (local_rank == q.shape.local_size - 1) plan.own.elements += plan.tail.elements;
 }
 
 uint64_t sent_bytes(const PathPlan& plan) {
   uint64_t sum = 0;
-  const int in_node = plan.request.flat ? plan.request.shape.local_size : 1;
-  const auto others = static_cast<uint64_t>(plan.parties() - in_node);
-  const int me = plan.me();
+  const auto others = static_cast<uint64_t>(plan.request.shape.nodes - 1);
+  const int me = plan.request.shape.node;
   for (const auto& p : plan.pieces) {
     if (!plan.sends(me)) continue;
     sum += others * plan.part_bytes(p, me);  // two hops: the sum of the own part, to all
     if (plan.hops == 1) continue;
-    for (int n = 0; n < plan.parties(); ++n) sum += n == me ? 0 : plan.part_bytes(p, n);
+    for (int n = 0; n < plan.request.shape.nodes; ++n) sum += n == me ? 0 : plan.part_bytes(p, n);
   }
   return sum;
 }
@@ -141,7 +139,7 @@ void weigh(PathPlan& plan) {
 void cut(PathPlan& plan) {
   const auto& q = plan.request;
   const uint64_t most = piece_elements(q);
-  const auto nodes = static_cast<uint64_t>(plan.parties());
+  const auto nodes = static_cast<uint64_t>(q.shape.nodes);
   uint64_t at = kHostAlign;  // the report word
   int lane = 0;
   for (uint64_t first = 0; first < plan.own.elements; first += most) {
@@ -173,7 +171,7 @@ bool same(const PathRequest& a, const PathRequest& b) {
          a.format.fp16_values == b.format.fp16_values && a.count == b.count &&
          a.piece_bytes == b.piece_bytes && a.lanes == b.lanes && a.kind == b.kind &&
          a.root_node == b.root_node && a.root_local_rank == b.root_local_rank &&
-         a.row_elements == b.row_elements && a.flat == b.flat;
+         a.row_elements == b.row_elements;
 }
 
 std::string PathPlan::describe_data() const {
@@ -245,14 +243,6 @@ uint64_t piece_elements(const PathRequest& q) {
 
 bool has_residual(WireCodec codec) {
   return codec == WireCodec::kTopK || codec == WireCodec::kInt8;
-}
-
-bool goes_flat(const PathRequest& q, uint64_t most) {
-  const int size = q.shape.nodes * q.shape.local_size;
-  if (q.kind != PathKind::kAllReduce || q.shape.local_size == 1 || size > kMostFlat) return false;
-  if (q.row_elements > 0 || has_residual(q.format.codec) || q.count == 0) return false;
-  const auto links = static_cast<uint64_t>(q.shape.local_size * (size - q.shape.local_size));
-  return device::cuda::encoded_bytes(q.format, q.count) <= most / links;
 }
 
 uint64_t prompt_piece_bytes(const PathRequest& q) {
@@ -351,21 +341,18 @@ std::string PathPlan::summary() const {
         "than the {:.2f} MB of all",
         request.row_elements, own_rows, request.count / request.row_elements, paying_rows,
         static_cast<double>(dense_bytes) / 1e6);
-  const std::string hop = request.flat ? "from every rank to every other one"
-                          : hops == 1  ? "in one hop between nodes"
-                                       : "in two hops between nodes";
   return fmt::format(
-      "{}{} nodes × {}: {}{} {}, {} piece{} over {} lane{}; {:.2f} MB out of each "
+      "{}{} nodes × {}: {}{} in {} between nodes, {} piece{} over {} lane{}; {:.2f} MB out of each "
       "node{}",
       request.kind == PathKind::kAllReduce ? "" : fmt::format("{}, ", kind_name(request.kind)),
-      s.nodes, s.local_size, s.local_size > 1 && !request.flat ? "NCCL in the node, " : "", travels,
-      hop, pieces.size(), pieces.size() == 1 ? "" : "s", request.lanes,
-      request.lanes == 1 ? "" : "s", static_cast<double>(node_bytes) / 1e6, rows);
+      s.nodes, s.local_size, s.local_size > 1 ? "NCCL in the node, " : "", travels,
+      hops == 1 ? "one hop" : "two hops", pieces.size(), pieces.size() == 1 ? "" : "s",
+      request.lanes, request.lanes == 1 ? "" : "s", static_cast<double>(node_bytes) / 1e6, rows);
 }
 
 std::string PathPlan::to_string() const {
   std::string text = summary() + "\n";
-  const bool shards = request.parties().local_size > 1 && request.kind == PathKind::kAllReduce;
+  const bool shards = request.shape.local_size > 1 && request.kind == PathKind::kAllReduce;
   if (shards)
     text += fmt::format("reduce-scatter {} elements a rank, tail {}\n", shard, tail.elements);
   for (const auto& p : pieces) {
@@ -373,9 +360,7 @@ std::string PathPlan::to_string() const {
                         p.span.first + p.span.elements);
     for (int n = 0; n < request.shape.nodes && hops == 2; ++n)
       text += fmt::format("{} node {}: {} B", n == 0 ? ";" : ",", n, part_bytes(p, n));
-    if (hops == 1)
-      text +=
-          fmt::format("; {} B to each other {}", part_bytes(p, 0), request.flat ? "rank" : "node");
+    if (hops == 1) text += fmt::format("; {} B to each other node", part_bytes(p, 0));
     text += "\n";
   }
   if (shards) text += fmt::format("all-gather {} elements a rank\n", shard);

@@ -53,14 +53,6 @@ struct PathRequest {
   PathKind kind = PathKind::kAllReduce;
   int root_node = 0, root_local_rank = 0;  ///< broadcast
   uint64_t row_elements = 0;               ///< all-reduce by rows of so many elements; 0: dense
-  /// All-reduce of little: every rank's encoding goes to every other rank, as if each were a node; see goes_flat().
-  bool flat = false;
-
-  /// Between whom encodings travel: the ranks of this local rank, or all ranks, in the order of the nodes.
-  [[nodiscard]] PathShape parties() const {
-    if (!flat) return shape;
-    return {shape.nodes * shape.local_size, 1, shape.node * shape.local_size + shape.local_rank, 0};
-  }
 };
 bool same(const PathRequest& a, const PathRequest& b);
 
@@ -101,14 +93,6 @@ struct PathPlan {
   uint64_t dense_bytes = 0;  ///< of a node's ranks together, dense
 
   [[nodiscard]] bool by_rows() const { return request.row_elements > 0; }
-  /// Nodes; with a flat plan ranks. Where "node" stands below it is one of these.
-  [[nodiscard]] int parties() const { return request.parties().nodes; }
-  /// Which of them this rank is.
-  [[nodiscard]] int me() const { return request.parties().node; }
-  /// Whether this rank's node is the other party's too: what goes there is not on the link.
-  [[nodiscard]] bool in_my_node(int party) const {
-    return request.flat && party / request.shape.local_size == request.shape.node;
-  }
   [[nodiscard]] device::cuda::RowFormat row_format(const PathPiece& piece) const;
   /// Whether each node gets another part of what this rank has.
   [[nodiscard]] bool scatters() const {
@@ -156,14 +140,6 @@ inline constexpr uint64_t kPieceGranule = 4096;
 inline constexpr uint64_t kPartGranule = 512;
 /// A piece holds at most so many times piece_bytes of gradient.
 inline constexpr double kMostGradient = 16;
-
-/// In a node of several GPUs, whether an all-reduce is so short that steps in the node (to add up, to meet, to spread) would
-/// take longer than all encodings on the link do: with up to kMostFlat ranks, and at most `most` bytes out of a node.
-bool goes_flat(const PathRequest& request, uint64_t most);
-/// Every one has connections to every other one then.
-inline constexpr int kMostFlat = 16;
-/// 85 µs at 25 Gb/s, where the steps in the node take some 200.
-inline constexpr uint64_t kFlatBytes = 256U << 10;
 
 /// Whether rows of these can travel by themselves: one of them is no longer than a piece.
 bool takes_rows(const PathRequest& request);

@@ -60,51 +60,6 @@ TEST(PathPlan, ThreeNodesExchangeDenseCodecsInTwoHops) {
   EXPECT_GT(dense->seconds(25e9), static_cast<double>(dense->wire_bytes) * 8 / 25e9);
 }
 
-TEST(PathPlan, LittleGoesFlat) {
-  auto q = request(2, 2, 1, 1, 1000);
-  ASSERT_TRUE(goes_flat(q, kFlatBytes));
-  q.flat = true;
-  auto plan = build_path(q);
-  ASSERT_TRUE(plan.is_ok());
-  EXPECT_EQ(plan->parties(), 4);
-  EXPECT_EQ(plan->me(), 3);
-  EXPECT_EQ(plan->own, (Span{0, 1000}));
-  EXPECT_EQ(plan->tail.elements, 0U);
-  EXPECT_EQ(plan->hops, 1);
-  ASSERT_EQ(plan->pieces.size(), 1U);
-  // To the other node's two ranks; the neighbour's is not on the link.
-  EXPECT_EQ(plan->wire_bytes, 4000U);
-  EXPECT_EQ(plan->node_bytes, 8000U);
-  EXPECT_TRUE(plan->in_my_node(2));
-  EXPECT_FALSE(plan->in_my_node(1));
-  EXPECT_EQ(
-      plan->summary(),
-      "2 nodes × 2: fp16 from every rank to every other one, 1 piece over 1 lane; 0.01 MB out "
-      "of each node");
-  // More nodes are not cut into two hops.
-  auto many = request(8, 2, 0, 0, 1100, WireCodec::kExact);
-  ASSERT_TRUE(goes_flat(many, kFlatBytes));
-  many.flat = true;
-  EXPECT_EQ(build_path(many)->hops, 1);
-}
-
-TEST(PathPlan, WhatDoesNotGoFlat) {
-  EXPECT_FALSE(goes_flat(request(2, 1, 0, 0, 1000), kFlatBytes));
-  EXPECT_FALSE(goes_flat(request(2, 2, 0, 0, 1000, WireCodec::kInt8), kFlatBytes));
-  EXPECT_FALSE(goes_flat(request(2, 2, 0, 0, 1000, WireCodec::kTopK), kFlatBytes));
-  EXPECT_FALSE(goes_flat(request(9, 2, 0, 0, 10), kFlatBytes));
-  EXPECT_TRUE(goes_flat(request(8, 2, 0, 0, 10), kFlatBytes));
-  EXPECT_TRUE(goes_flat(request(2, 2, 0, 0, 16384, WireCodec::kExact), kFlatBytes));
-  EXPECT_FALSE(goes_flat(request(2, 2, 0, 0, 16388, WireCodec::kExact), kFlatBytes));
-  EXPECT_FALSE(goes_flat(request(2, 2, 0, 0, 0), kFlatBytes));
-  auto rows = request(2, 2, 0, 0, 1024);
-  rows.row_elements = 16;
-  EXPECT_FALSE(goes_flat(rows, kFlatBytes));
-  auto gather = request(2, 2, 0, 0, 1024);
-  gather.kind = PathKind::kAllGather;
-  EXPECT_FALSE(goes_flat(gather, kFlatBytes));
-}
-
 TEST(PathPlan, RefusalsSayWhy) {
   EXPECT_EQ(build_path(request(1, 4, 0, 0, 8)).status().code(), Code::kUnsupported);
   EXPECT_NE(build_path(request(1, 4, 0, 0, 8)).status().message().find("NCCL alone"),

@@ -22,7 +22,6 @@ struct Case {
   DType dtype = DType::kFloat32;
   bool average = true;
   int wires = default_wires();
-  bool flat = false;
 };
 
 std::string name_of(const testing::TestParamInfo<Case>& info) {
@@ -32,8 +31,7 @@ std::string name_of(const testing::TestParamInfo<Case>& info) {
   return fmt::format("{}x{}_{}_{}_{}ops_{}lanes_{}queues{}{}{}{}", c.nodes, c.local_size, codec,
                      c.count, c.operations, c.lanes, c.queues, c.delays_us > 0 ? "_delays" : "",
                      c.dtype == DType::kFloat32 ? "" : "_" + std::string(dtype_name(c.dtype)),
-                     c.average ? "" : "_sum", c.wires > 1 ? fmt::format("_{}wires", c.wires) : "") +
-         (c.flat ? "_flat" : "");
+                     c.average ? "" : "_sum", c.wires > 1 ? fmt::format("_{}wires", c.wires) : "");
 }
 
 std::vector<float> gradient(Rank rank, int operation, uint64_t count) {
@@ -71,8 +69,7 @@ TEST_P(PathOf, SumsAsFloat64DoesAndAlikeOnAllRanks) {
   // [rank][operation] results and residuals
   std::vector<std::vector<std::vector<float>>> results(size), residuals(size);
   cluster.run([&](Rank r) {
-    auto made = cluster.create(
-        r, {.lanes = c.lanes, .piece_bytes = 16 * 1024, .flat_bytes = c.flat ? kFlatBytes : 0});
+    auto made = cluster.create(r, {.lanes = c.lanes, .piece_bytes = 16 * 1024});
     ASSERT_TRUE(made.is_ok()) << made.status().message();
     auto& path = **made;
     ASSERT_TRUE(path.reserve(c.count * 4 * ops, c.count * 4).is_ok());
@@ -207,21 +204,6 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{2, 2, kTopK, 40001, 4, 4, 1}, Case{3, 1, kExact, 40001, 4, 1, 1},
                     Case{3, 2, kInt8, 40001, 3, 4, 1}, Case{4, 2, kFp16, 40001, 2, 2, 1, 200},
                     Case{2, 2, kExact, 40001, 6, 2, 2}),
-    name_of);
-// Every rank to every other one; int8 and top-k, whose residuals are the shards' owners', as ever.
-constexpr Case flat(Case c) {
-  c.flat = true;
-  return c;
-}
-INSTANTIATE_TEST_SUITE_P(
-    Flat, PathOf,
-    testing::Values(flat({2, 2, kExact, 1}), flat({2, 2, kFp16, 1001, 5, 1, 0, 300}),
-                    flat({2, 3, kBf16, 777, 3, 2}), flat({2, 2, kInt8, 900, 2}),
-                    flat({4, 2, kExact, 1000, 4, 1, 1}), flat({2, 2, kExact, 2049, 4, 2, 3, 200}),
-                    flat({2, 2, kFp16, 3000, 2, 1, 0, 0, DType::kBFloat16}),
-                    flat({3, 2, kExact, 1500, 3, 1, 0, 0, DType::kFloat32, false, 3}),
-                    // Longer ones between, which take the steps in the node.
-                    flat({2, 2, kExact, 30001, 3, 2, 0, 300})),
     name_of);
 INSTANTIATE_TEST_SUITE_P(Lanes, PathOf,
                          testing::Values(Case{2, 1, kFp16, 90001, 3, 4, 0, 300},

@@ -113,19 +113,14 @@ Status Pump::track(const Wire& wire, const Shared& o, size_t piece, Kind kind, S
 Deal Pump::deal(const Operation& o, size_t index, int node, uint64_t bytes) const {
   // Of rows the receiver does not know the length: they go whole.
   const uint64_t least = o.plan->by_rows() ? UINT64_MAX : options_.least_slice;
-  return {bytes, index + static_cast<uint64_t>(o.plan->me() + node),
+  return {bytes, index + static_cast<uint64_t>(options_.node + node),
           static_cast<int>(wires_.size()), least};
-}
-
-int Pump::rank_of(const Operation& o, int party) const {
-  const auto& ranks = o.plan->request.flat ? options_.everybody : options_.peers;
-  return ranks[static_cast<size_t>(party)];
 }
 
 Status Pump::receive_slices(const Shared& o, size_t index, int node, std::byte* to, uint64_t bytes,
                             Kind kind) {
   const auto tag = tag_of(o->plan->pieces[index].lane, kind == Kind::kIn ? 0 : 1);
-  const int rank = rank_of(*o, node);
+  const int rank = options_.peers[static_cast<size_t>(node)];
   for (const auto& s : deal(*o, index, node, bytes)) {
     const auto receive = [&](const Wire& wire, Notice notice) {
       return wire.receive(rank, tag, to + s.first, s.bytes, o->name.c_str(), o->plan->by_rows(),
@@ -139,8 +134,8 @@ Status Pump::receive_slices(const Shared& o, size_t index, int node, std::byte* 
 Status Pump::send_slices(const Shared& o, size_t index, int node, const std::byte* from,
                          uint64_t bytes, int hop) {
   const auto tag = tag_of(o->plan->pieces[index].lane, hop);
-  const int rank = rank_of(*o, node);
-  if (!o->plan->in_my_node(node)) wire_bytes_ += bytes;
+  const int rank = options_.peers[static_cast<size_t>(node)];
+  wire_bytes_ += bytes;
   for (const auto& s : deal(*o, index, node, bytes)) {
     const auto send = [&](const Wire& wire, Notice notice) {
       return wire.send(rank, tag, from + s.first, s.bytes, o->name.c_str(), o->plan->by_rows(),
@@ -156,8 +151,8 @@ Status Pump::post_piece(const Shared& o, size_t index) {
   const auto& plan = *o->plan;
   const auto& piece = plan.pieces[index];
   auto& state = o->pieces[index];
-  const int me = plan.me();
-  const int nodes = plan.parties();
+  const int me = options_.node;
+  const int nodes = plan.request.shape.nodes;
   {
     std::lock_guard lock(mutex_);
     auto& lane = lanes_[static_cast<size_t>(piece.lane)];
@@ -211,8 +206,8 @@ bool Pump::post_receives() {
 Status Pump::send_piece(const Shared& o, size_t index) {
   const auto& plan = *o->plan;
   const auto& piece = plan.pieces[index];
-  const int me = plan.me();
-  const int nodes = plan.parties();
+  const int me = options_.node;
+  const int nodes = plan.request.shape.nodes;
   uint64_t of_rows = 0;
   if (plan.by_rows()) {
     PACELINE_ASSIGN(of_rows,
@@ -250,7 +245,7 @@ bool Pump::send_pieces() {
     const auto& o = operations_[sending_];
     const bool last = o->sent == o->plan->pieces.size();
     const uint32_t out = Flags::load(options_.flags.out());
-    const bool flagged = last ? o->plan->reports() : o->plan->sends(o->plan->me());
+    const bool flagged = last ? o->plan->reports() : o->plan->sends(options_.node);
     // The report has come with the last piece, if there is one.
     const size_t flags = last && o->sent > 0 ? o->sent : o->sent + 1;
     if (flagged && !reached(out, o->out_before + static_cast<uint32_t>(flags))) break;
@@ -279,8 +274,8 @@ void Pump::all_are_out(Operation& o) {
 Status Pump::send_sum(const Shared& o, size_t index) {
   const auto& plan = *o->plan;
   const auto& piece = plan.pieces[index];
-  const int me = plan.me();
-  const int nodes = plan.parties();
+  const int me = options_.node;
+  const int nodes = plan.request.shape.nodes;
   const auto bytes = plan.part_bytes(piece, me);
   if (bytes == 0) return Status::ok();
   const auto* from = o->host + piece.back_offset + static_cast<uint64_t>(me) * piece.slot_bytes;

@@ -68,8 +68,8 @@ class Pump {
   struct Options {
     Flags flags;
     int lanes = 1;
-    std::vector<int> peers;      ///< [nodes] the ranks of this local rank
-    std::vector<int> everybody;  ///< ranks in the order of their nodes: the parties of flat plans
+    int node = 0;
+    std::vector<int> peers;  ///< [nodes] the ranks of this local rank; peers[node] is this rank
     uint32_t node_group =
         0;  ///< of the first wire: the ranks of this node, where there are several
     uint64_t least_slice = kLeastSlice;  ///< of a message that is cut; the same on all ranks
@@ -166,7 +166,6 @@ class Pump {
                         Kind kind);
   Status send_slices(const Shared& o, size_t index, int node, const std::byte* from, uint64_t bytes,
                      int hop);
-  [[nodiscard]] int rank_of(const Operation& o, int party) const;
   [[nodiscard]] Deal deal(const Operation& o, size_t index, int node, uint64_t bytes) const;
   template <class Submit>
   Status track(const Wire& wire, const Shared& o, size_t piece, Kind kind, Submit submit);
