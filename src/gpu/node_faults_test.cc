@@ -92,6 +92,60 @@ TEST(NodeFaults, AnOperationIsThereWhenItsAllGatherIs) {
   });
 }
 
+// Everything has come over the network, and a neighbour's kernel stands still: the caller's time-out holds all the same, and
+// what the wait in vain has heard of is told by the next one.
+TEST(NodeFaults, AWaitForWhatHasArrivedKeepsToItsTimeout) {
+  Cluster cluster({.nodes = 2, .local_size = 2, .timeout_s = 30});
+  whole_nccl = &cluster.cliques().api();
+  slow_nccl = *whole_nccl;
+  holds_gather = gather_fails = false;
+  slow_nccl.all_gather = [](const void* from, void* to, size_t count, nc::Type type, nc::Comm comm,
+                            cu::Stream stream) -> nc::NcclResult {
+    while (holds_gather) sleep_for_ms(1);
+    return whole_nccl->all_gather(from, to, count, type, comm, stream);
+  };
+  std::atomic<int> ready{0};
+  cluster.run([&](Rank r) {
+    auto made = create(r == 1 ? drivers_with_slow_nccl(cluster) : cluster.drivers(), cluster, r);
+    ASSERT_TRUE(made) << made.status().message();
+    auto& path = **made;
+    ASSERT_TRUE(path.reserve(kCount * 4, kCount * 4));
+    Tensor tensor(cluster, r, kCount * 4);
+    AllReduce a;
+    a.data = tensor.address();
+    a.count = kCount;
+    a.codec = 0;
+    bool finite = true;
+    std::fill_n(tensor.as<float>(), kCount, 1.0F);
+    auto first = path.all_reduce(a);  // its all-gather waits on the host, for all ranks
+    ASSERT_TRUE(first && path.join(*first, nullptr) && path.wait_arrival(20, finite));
+    tensor.as<float>()[7] = INFINITY;
+    for (++ready; ready < 4;) std::this_thread::yield();
+    holds_gather = true;
+    auto second = path.all_reduce(a);  // on rank 1 while the others wait
+    ASSERT_TRUE(second);
+    if (r == 0) {
+      std::atomic<bool> checked{false};
+      std::thread end([&] {
+        for (int i = 0; i < 5000 && !checked; ++i) sleep_for_ms(1);
+        holds_gather = false;
+      });
+      Status late;  // first of what has not come, then of what has
+      do {
+        late = path.wait_operation(*second, 0.1, finite);
+      } while (!late && late.message().find("GPUs") == std::string::npos);
+      EXPECT_EQ(late.code(), Code::kTimeout) << late.message();
+      EXPECT_EQ(path.wait_arrival(0.1, finite).code(), Code::kTimeout);
+      checked = true;
+      end.join();
+    }
+    finite = true;
+    ASSERT_TRUE(path.wait_arrival(20, finite));
+    EXPECT_FALSE(finite);
+    ASSERT_TRUE(path.destroy());
+  });
+}
+
 // A guard's thread aborts; the script has heard of it and destroys the handle while NCCL is still being aborted.
 TEST(NodeFaults, NothingIsFreedWhileItsFailureIsBeingTold) {
   Cluster cluster({.nodes = 2, .local_size = 2});

@@ -38,6 +38,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "device/cuda/codec.h"
 #include "device/cuda/images.h"
@@ -293,7 +294,7 @@ class Path {
   Result<uint64_t> launch(Job& job, cu::Stream caller);
   void number_pieces(Job& job);
   void launch_later(const Job& job);
-  Status wait_finished(uint64_t operation) const;
+  Status wait_finished(uint64_t operation, Time began, double timeout_s, bool finite) const;
   [[nodiscard]] bool launches_later() const { return launcher_ != nullptr; }
   /// q: of the part that begins at element `first`.
   Result<std::shared_ptr<const Operation>> submit(const AllReduce& request, const PathRequest& q,
