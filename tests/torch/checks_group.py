@@ -437,6 +437,7 @@ def coalesced_operations():
     rows = [[torch.zeros(2), torch.zeros(3)] for _ in range(SIZE)]
     dist.all_gather_coalesced(rows, [torch.full((2,), float(RANK)), torch.full((3,), -float(RANK))])
     assert [row[1][0].item() for row in rows] == [-float(r) for r in range(SIZE)]
+    raises(RuntimeError, "got 2 and 1", lambda: dist.all_gather_coalesced(rows, [torch.zeros(2)]))
     if not MODERN:
         return
     with dist._coalescing_manager(async_ops=True) as manager:

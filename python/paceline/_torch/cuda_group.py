@@ -18,6 +18,7 @@ import torch.distributed as dist
 from paceline import _cuda, _state
 from paceline import communicator as core
 from paceline._torch import aborts, amp, cuda_exchanges, cuda_steps, endpoints
+from paceline._torch.arguments import one_for_each
 from paceline._torch.cuda_collectives import CudaCollectives, check_codec
 from paceline._torch.cuda_exchanges import Exchanges, WorkOfMany
 from paceline._torch.cuda_work import Streams, together
@@ -428,6 +429,7 @@ def call_way(way, name, in_batch, *arguments, **named):
 
 def _one_by_one(way, method, in_batch, outputs, inputs, opts=None):
     """As one launch; inside a batch of the caller's, as part of that."""
+    one_for_each(method.__name__, outputs, inputs)
     options = () if opts is None else (opts,)
     if in_batch:
         return [method(output, source, *options) for output, source in zip(outputs, inputs)][-1]
