@@ -41,7 +41,7 @@ class CpuAttachment(Attachment):
         known = self.known(index, buffer)
         if known is None:
             if buffer.layout != torch.strided:
-                future = average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+                future = self._by_process_group(buffer, last)
                 if last:
                     self._finish_with_backward()
                 return future
@@ -142,9 +142,19 @@ class CpuAttachment(Attachment):
             with contextlib.suppress(RuntimeError):  # it has ended, with the job or the process
                 communicator.watch(op, _Dropped(self.endpoint.steps), (buffer, known))
 
-    def _join_factor(self):
-        """join(divide_by_initial_world_size=False): the mean over the ranks that still have inputs."""
-        work, self.join_work = self.join_work, None
+    def _by_process_group(self, buffer, last):
+        future = average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+        factor = self._join_factor(ends=last and not self._running)
+        return future if factor is None else future.then(lambda averaged: averaged.value().mul_(factor))
+
+    def _join_factor(self, ends=True):
+        """join(divide_by_initial_world_size=False): the mean over the ranks that still have inputs.
+
+        ends: the pass has nothing left that asks for it.
+        """
+        work = self.join_work
+        if ends:
+            self.join_work = None
         ddp = self._ddp()
         if work is None or ddp is None or getattr(ddp, "_divide_by_initial_world_size", True):
             return None
