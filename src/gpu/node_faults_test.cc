@@ -1,5 +1,6 @@
 // Faults within a node: a neighbour that is lost between the network and NCCL's part of an operation, and an end that others
 // are told of while the script already gives everything back.
+#include <array>
 #include <atomic>
 #include <thread>
 
@@ -179,6 +180,50 @@ TEST(NodeFaults, NothingIsFreedWhileItsFailureIsBeingTold) {
     }
   });
   EXPECT_FALSE(outlived);
+}
+
+// NCCL may be the first to hear of a rank that is lost while the path is made, and says nothing of whom. By the code all know
+// that there is no other way to agree on.
+TEST(NodeFaults, ARankThatIsLostInTheCreationIsNamedOnAll) {
+  static Cluster* killed;
+  Cluster cluster({.nodes = 2, .local_size = 2});
+  killed = &cluster;
+  whole_nccl = &cluster.cliques().api();
+  slow_nccl = *whole_nccl;
+  slow_nccl.comm_init_rank_config = [](nc::Comm*, int, nc::UniqueId, int rank,
+                                       nc::Config*) -> nc::NcclResult {
+    if (rank == 0) return 2;  // an unhandled system error: the other one has closed its sockets
+    sleep_for_ms(30);
+    killed->kill(3);
+    return 2;
+  };
+  cluster.run([&](Rank r) {
+    auto made = create(r < 2 ? cluster.drivers() : drivers_with_slow_nccl(cluster), cluster, r);
+    ASSERT_FALSE(made.is_ok());
+    if (r == 3) return;
+    EXPECT_EQ(made.status().code(), Code::kPeerLost) << r << ": " << made.status().message();
+    EXPECT_NE(made.status().message().find("rank 3"), std::string::npos) << made.status().message();
+  });
+}
+
+TEST(NodeFaults, WhatOneRankLacksInTheCreationHasOneCodeOnAll) {
+  Cluster cluster({.nodes = 2, .local_size = 2});
+  whole_nccl = &cluster.cliques().api();
+  slow_nccl = *whole_nccl;
+  slow_nccl.comm_init_rank_config = [](nc::Comm*, int, nc::UniqueId, int,
+                                       nc::Config*) -> nc::NcclResult { return 2; };
+  std::array<Code, 4> codes{};
+  cluster.run([&](Rank r) {
+    auto made = create(r == 2 ? drivers_with_slow_nccl(cluster) : cluster.drivers(), cluster, r);
+    ASSERT_FALSE(made.is_ok());
+    codes[static_cast<size_t>(r)] = made.status().code();
+    const auto text = made.status().message();
+    EXPECT_EQ(text.find("rank 2 (host b)") != std::string::npos, r != 2) << text;
+  });
+  for (auto code : codes) {
+    EXPECT_EQ(code, codes[2]);
+    EXPECT_TRUE(code != Code::kPeerLost && code != Code::kAborted && code != Code::kTimeout);
+  }
 }
 
 }  // namespace

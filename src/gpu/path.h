@@ -306,6 +306,7 @@ class Path {
   Result<uint64_t> all_reduce_checked(const AllReduce& request);
   Status check_gpu();
   void on_failure(const Status& why);
+  Status give_up(const Status& why);
   void tell(const Status& why) const;
   Status end_companions(bool orderly);
 
