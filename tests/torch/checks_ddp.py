@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import inspect
+import signal
 import time
 import warnings
 
@@ -255,6 +256,36 @@ def join_divides_sparse_gradients_by_the_ranks_that_are_left_too():
         for model in (ours, plain):
             step(model, RANK, 3, 9)
         assert_same()
+
+
+@check
+def an_interrupted_pass_keeps_what_writes_into_its_buckets():
+    """Ctrl-C while the other ranks are late: memory that is still written to is nobody else's, and the wait goes on."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    model, _ = pair(mlp(4), bucket_cap_mb=2e-4)
+    for step in range(3):
+        square(model, step)
+    attachment = attachment_of(model)
+    dist.barrier()
+    if RANK == 0:
+        time.sleep(0.5)
+        square(model, 9)
+        return
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        square(model, 9)
+    except KeyboardInterrupt:
+        assert attachment._running, "dropped with what they write to"
+        attachment._finish()
+        assert not attachment._running
+    else:
+        raise AssertionError("the signal came too late")
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 class TwoTypes(torch.nn.Module):

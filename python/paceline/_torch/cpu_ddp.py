@@ -15,6 +15,7 @@ from paceline import communicator as core
 from paceline._torch import shared_pages
 from paceline._torch.attachment import Attachment, average_by_process_group, first_tensor
 from paceline._torch.dtypes import flat_view
+from paceline.errors import PacelineError
 
 #: -1 where no backward pass runs; torch 1 does not tell.
 _backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -114,13 +115,19 @@ class CpuAttachment(Attachment):
             return
         factor = self._join_factor()
         finite = True
+        ended = 0
         began = time.monotonic()
         try:
             for op, *_ in running:
                 finite = self.endpoint.communicator.wait(op) and finite
+                ended += 1
+        except PacelineError:
+            ended = len(running)  # the communicator's others have ended with it
+            raise
         finally:
             self._waited = time.monotonic() - began
-            self.endpoint.steps.ended(finite, len(running))
+            self._running = running[ended:]  # a signal's handler has raised: they still write into the buckets
+            self.endpoint.steps.ended(finite, ended)
         for _, future, buffer, _ in running:
             if factor is not None:
                 buffer.mul_(factor)
