@@ -74,6 +74,10 @@ class CudaGroup:
         self._raise_failure()
         return None if self._nccl is not None or self._on_one_node() else self._exchanges
 
+    def set_timeout(self, seconds):
+        """For what is made from now on: operations on CUDA tensors have the time-out of what carries them."""
+        self._timeout = seconds
+
     def compress(self, codec):
         check_codec(codec)
         self._codec = codec

@@ -396,6 +396,8 @@ class _Operations:
     def set_timeout(self, timeout):
         """For operations from now on; see _seconds()."""
         self._timeout = _seconds(timeout)
+        if self.paceline_cuda is not None:
+            self.paceline_cuda.set_timeout(self._timeout)
 
     _set_default_timeout = set_timeout
 
