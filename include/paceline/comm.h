@@ -179,6 +179,9 @@ PACELINE_API paceline_code paceline_comm_companion(paceline_comm* comm, paceline
 PACELINE_API paceline_code paceline_comm_destroy(paceline_comm* comm);
 /* Ends all operations here and on all ranks with `reason`; returns at once. */
 PACELINE_API paceline_code paceline_comm_abort(paceline_comm* comm, const char* reason);
+/* The same under another code (not PACELINE_OK): by what this rank lacks the others know what they can do without it. */
+PACELINE_API paceline_code paceline_comm_abort_as(paceline_comm* comm, paceline_code code,
+                                                  const char* reason);
 /* The same with a failure that was met elsewhere: `code` (not PACELINE_OK) and `sentence` reach all ranks as they are,
  * and this rank is not named as its cause. What ends one of several communicators of the same ranks ends the others so. */
 PACELINE_API paceline_code paceline_comm_fail(paceline_comm* comm, paceline_code code,

@@ -120,8 +120,9 @@ PACELINE_API paceline_code paceline_cuda_join(paceline_cuda* cuda, paceline_op o
 PACELINE_API paceline_code paceline_cuda_wait_arrival(paceline_cuda* cuda, double timeout_s,
                                                       int32_t* finite);
 /* The same for one operation and all that were submitted before it: what is enqueued after it on a stream that has joined
- * the operation does not run on what a fault left half received. timeout_s as above: 0 is without a limit of its own, for
- * operations have deadlines. finite: 0 when any rank saw an Inf or NaN since the last call of either. */
+ * the operation does not run on what a fault left half received. timeout_s as above: of the whole wait, the node's part
+ * included, which may be repeated; 0 is without a limit of its own, for operations have deadlines. finite: 0 when any rank
+ * saw an Inf or NaN since the last call of either that ended well. */
 PACELINE_API paceline_code paceline_cuda_wait_operation(paceline_cuda* cuda, paceline_op op,
                                                         double timeout_s, int32_t* finite);
 /* 1 when paceline_cuda_wait_operation() would return at once (also with a failure), else 0. */

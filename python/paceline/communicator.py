@@ -114,6 +114,7 @@ class Communicator:
         self._completions = Completions(self)
         self._closing = self._ended = False
         self._before_close = []
+        self._interrupted = {}  # results by operation: it was released, and a signal's handler raised in wait()
         self._pid = os.getpid()
         bridge = _StoreBridge(store) if store is not None else None
         options = _library.CommOptions(
@@ -185,26 +186,46 @@ class Communicator:
 
     def test(self, op):
         """True once the operation has ended."""
-        return bool(self._library.paceline_test(self._handle, op))
+        return op in self._interrupted or bool(self._library.paceline_test(self._handle, op))
 
     def give_way(self, op, seconds):
         """While all cores are busy, sleeps until this node's ranks have reached the operation; at most `seconds`."""
         return bool(self._library.paceline_give_way(self._handle, op, seconds))
 
     def wait(self, op, timeout=-1.0):
-        """Waits for an operation and releases it; raises its failure. Returns False where top-k saw Inf or NaN."""
-        result = _library.Result()
-        code = self._library.paceline_wait(self._handle, op, timeout, byref(result))
-        if code:
-            self._open_handle()
-            raise from_code(code, self._sentence(self._handle, op))
-        return bool(result.finite)
+        """Waits for an operation and releases it; raises its failure. Returns False where top-k saw Inf or NaN.
+
+        A signal's handler runs when the operation has ended: where it raises (KeyboardInterrupt), the operation may be
+        waited for again.
+        """
+        result = self._interrupted[op] if op in self._interrupted else _library.Result()
+        try:
+            code = result.code if result.op else self._library.paceline_wait(self._handle, op, timeout, byref(result))
+            if code:
+                self._open_handle()
+            error = from_code(code, self._sentence(self._handle, op)) if code else None
+            finite = bool(result.finite)
+        except BaseException:
+            if result.op:  # written when it was released
+                self._interrupted[op] = result
+            raise
+        if op in self._interrupted:
+            del self._interrupted[op]
+        if error is not None:
+            raise error
+        return finite
 
     def watch(self, op, callback, keep=None):
         """Calls callback(error or None, finite) from a completion thread when the operation has ended.
 
         One callback at a time, unless one waits for another operation or takes long.
         """
+        if op in self._interrupted:
+            result = self._interrupted.pop(op)
+            callback(
+                from_code(result.code, self._sentence(self._handle, op)) if result.code else None, bool(result.finite)
+            )
+            return
         self._completions.expect(op, callback, keep)
         code = self._library.paceline_watch(self._handle, op)
         if code:

@@ -99,6 +99,11 @@ BY_CODE = {
 }
 
 
+#: What ends an operation of many ranks because one of them is gone, late or has given up: it does not come to agree on
+#: another way either.
+RANK_IS_MISSING = (PeerLostError, TimeoutError, AbortedError)
+
+
 def from_code(code, sentence):
     """The exception of a C ABI code."""
     return BY_CODE.get(code, InternalError)(sentence or f"paceline code {code}")

@@ -28,6 +28,12 @@ Status check(const paceline_comm_options& o) {
   return Status::ok();
 }
 
+bool is_failure(paceline_code code) { return code > PACELINE_OK && code <= PACELINE_INTERNAL; }
+
+paceline_code no_failure(paceline_code code) {
+  return invalid(fmt::format("{} is not the code of a failure", code));
+}
+
 log::Level parse_level(const std::string& name) {
   constexpr std::string_view kNames[] = {"trace", "debug", "info", "warning", "error", "off"};
   auto at = std::find(std::begin(kNames), std::end(kNames), name);
@@ -113,10 +119,15 @@ paceline_code paceline_comm_destroy(paceline_comm* comm) {
 }
 
 paceline_code paceline_comm_abort(paceline_comm* comm, const char* reason) {
+  return paceline_comm_abort_as(comm, PACELINE_ABORTED, reason);
+}
+
+paceline_code paceline_comm_abort_as(paceline_comm* comm, paceline_code code, const char* reason) {
   return guarded([&] {
     PACELINE_USABLE(comm);
-    comm->runner->abort(
-        {Code::kAborted, reason == nullptr || *reason == '\0' ? "no reason given" : reason});
+    if (!is_failure(code)) return no_failure(code);
+    comm->runner->abort({static_cast<Code>(code),
+                         reason == nullptr || *reason == '\0' ? "no reason given" : reason});
     return report(Status::ok());
   });
 }
@@ -124,8 +135,7 @@ paceline_code paceline_comm_abort(paceline_comm* comm, const char* reason) {
 paceline_code paceline_comm_fail(paceline_comm* comm, paceline_code code, const char* sentence) {
   return guarded([&] {
     PACELINE_USABLE(comm);
-    if (code <= PACELINE_OK || code > PACELINE_INTERNAL)
-      return invalid(fmt::format("{} is not the code of a failure", code));
+    if (!is_failure(code)) return no_failure(code);
     comm->runner->adopt({static_cast<Code>(code), sentence == nullptr || *sentence == '\0'
                                                       ? paceline_code_name(code)
                                                       : sentence});

@@ -120,6 +120,7 @@ TEST_P(Companions, AFailurePassesFromOneToAnother) {
     paceline_comm* more = nullptr;
     MUST(paceline_comm_companion(comm, &more) == PACELINE_OK);
     MUST(paceline_comm_fail(comm, PACELINE_OK, "") == PACELINE_INVALID_ARGUMENT);
+    MUST(paceline_comm_abort_as(comm, PACELINE_OK, "") == PACELINE_INVALID_ARGUMENT);
     // Nobody is within an operation of the second when it ends.
     for (auto* c : {more, comm}) MUST(sum_up(c, rank, 3, 10) == 0);
     if (rank == 1)

@@ -30,6 +30,7 @@ constexpr uint32_t kWarmTag = 1000;
 constexpr int kFewQueues = 8;
 constexpr size_t kReasonBytes = 256;
 constexpr double kHaltSeconds = 1;
+constexpr Time kHear = 200 * kMillisecond;
 
 double number(const char* name, double otherwise) {
   const auto text = setting(name);
@@ -91,10 +92,7 @@ Result<std::unique_ptr<Path>> Path::create(const Drivers& drivers, paceline_comm
   if (status) status = path->join_node();
   if (status) status = path->make_streams();
   if (status) status = path->warm_up();
-  if (!status) {
-    path->on_failure(status);
-    return status;
-  }
+  if (!status) return path->give_up(status);
   PACELINE_RETURN_IF_ERROR(path->agree("warming up", status));
   path->start();
   return path;
@@ -120,6 +118,19 @@ Status Path::agree(const char* stage, const Status& mine) {
   }
   if (peers_.empty()) return read_table(*rows);
   return Status::ok();
+}
+
+/// Ends the creation on all ranks, with one code: by that of a lost rank they know that none of them can go on in another
+/// way, as the lost one would not come; by any other that they can, without the path. An error of NCCL's may be the first
+/// that is heard of a lost rank: the wires name it a moment later.
+Status Path::give_up(const Status& why) {
+  const auto now = [] { return SteadyClock().now(); };
+  Status met = wires_health();
+  for (const Time until = now() + kHear; met && now() < until; met = wires_health())
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  if (met) wire_.abort(why);
+  on_failure(met ? why : met);
+  return met ? why : met;
 }
 
 Status Path::read_table(const std::vector<std::string>& rows) {

@@ -1,5 +1,6 @@
 // Faults within a node: a neighbour that is lost between the network and NCCL's part of an operation, and an end that others
 // are told of while the script already gives everything back.
+#include <array>
 #include <atomic>
 #include <thread>
 
@@ -93,6 +94,60 @@ TEST(NodeFaults, AnOperationIsThereWhenItsAllGatherIs) {
   });
 }
 
+// Everything has come over the network, and a neighbour's kernel stands still: the caller's time-out holds all the same, and
+// what the wait in vain has heard of is told by the next one.
+TEST(NodeFaults, AWaitForWhatHasArrivedKeepsToItsTimeout) {
+  Cluster cluster({.nodes = 2, .local_size = 2, .timeout_s = 30});
+  whole_nccl = &cluster.cliques().api();
+  slow_nccl = *whole_nccl;
+  holds_gather = gather_fails = false;
+  slow_nccl.all_gather = [](const void* from, void* to, size_t count, nc::Type type, nc::Comm comm,
+                            cu::Stream stream) -> nc::NcclResult {
+    while (holds_gather) sleep_for_ms(1);
+    return whole_nccl->all_gather(from, to, count, type, comm, stream);
+  };
+  std::atomic<int> ready{0};
+  cluster.run([&](Rank r) {
+    auto made = create(r == 1 ? drivers_with_slow_nccl(cluster) : cluster.drivers(), cluster, r);
+    ASSERT_TRUE(made) << made.status().message();
+    auto& path = **made;
+    ASSERT_TRUE(path.reserve(kCount * 4, kCount * 4));
+    Tensor tensor(cluster, r, kCount * 4);
+    AllReduce a;
+    a.data = tensor.address();
+    a.count = kCount;
+    a.codec = 0;
+    bool finite = true;
+    std::fill_n(tensor.as<float>(), kCount, 1.0F);
+    auto first = path.all_reduce(a);  // its all-gather waits on the host, for all ranks
+    ASSERT_TRUE(first && path.join(*first, nullptr) && path.wait_arrival(20, finite));
+    tensor.as<float>()[7] = INFINITY;
+    for (++ready; ready < 4;) std::this_thread::yield();
+    holds_gather = true;
+    auto second = path.all_reduce(a);  // on rank 1 while the others wait
+    ASSERT_TRUE(second);
+    if (r == 0) {
+      std::atomic<bool> checked{false};
+      std::thread end([&] {
+        for (int i = 0; i < 5000 && !checked; ++i) sleep_for_ms(1);
+        holds_gather = false;
+      });
+      Status late;  // first of what has not come, then of what has
+      do {
+        late = path.wait_operation(*second, 0.1, finite);
+      } while (!late && late.message().find("GPUs") == std::string::npos);
+      EXPECT_EQ(late.code(), Code::kTimeout) << late.message();
+      EXPECT_EQ(path.wait_arrival(0.1, finite).code(), Code::kTimeout);
+      checked = true;
+      end.join();
+    }
+    finite = true;
+    ASSERT_TRUE(path.wait_arrival(20, finite));
+    EXPECT_FALSE(finite);
+    ASSERT_TRUE(path.destroy());
+  });
+}
+
 // A guard's thread aborts; the script has heard of it and destroys the handle while NCCL is still being aborted.
 TEST(NodeFaults, NothingIsFreedWhileItsFailureIsBeingTold) {
   Cluster cluster({.nodes = 2, .local_size = 2});
@@ -126,6 +181,50 @@ TEST(NodeFaults, NothingIsFreedWhileItsFailureIsBeingTold) {
     }
   });
   EXPECT_FALSE(outlived);
+}
+
+// NCCL may be the first to hear of a rank that is lost while the path is made, and says nothing of whom. By the code all know
+// that there is no other way to agree on.
+TEST(NodeFaults, ARankThatIsLostInTheCreationIsNamedOnAll) {
+  static Cluster* killed;
+  Cluster cluster({.nodes = 2, .local_size = 2});
+  killed = &cluster;
+  whole_nccl = &cluster.cliques().api();
+  slow_nccl = *whole_nccl;
+  slow_nccl.comm_init_rank_config = [](nc::Comm*, int, nc::UniqueId, int rank,
+                                       nc::Config*) -> nc::NcclResult {
+    if (rank == 0) return 2;  // an unhandled system error: the other one has closed its sockets
+    sleep_for_ms(30);
+    killed->kill(3);
+    return 2;
+  };
+  cluster.run([&](Rank r) {
+    auto made = create(r < 2 ? cluster.drivers() : drivers_with_slow_nccl(cluster), cluster, r);
+    ASSERT_FALSE(made.is_ok());
+    if (r == 3) return;
+    EXPECT_EQ(made.status().code(), Code::kPeerLost) << r << ": " << made.status().message();
+    EXPECT_NE(made.status().message().find("rank 3"), std::string::npos) << made.status().message();
+  });
+}
+
+TEST(NodeFaults, WhatOneRankLacksInTheCreationHasOneCodeOnAll) {
+  Cluster cluster({.nodes = 2, .local_size = 2});
+  whole_nccl = &cluster.cliques().api();
+  slow_nccl = *whole_nccl;
+  slow_nccl.comm_init_rank_config = [](nc::Comm*, int, nc::UniqueId, int,
+                                       nc::Config*) -> nc::NcclResult { return 2; };
+  std::array<Code, 4> codes{};
+  cluster.run([&](Rank r) {
+    auto made = create(r == 2 ? drivers_with_slow_nccl(cluster) : cluster.drivers(), cluster, r);
+    ASSERT_FALSE(made.is_ok());
+    codes[static_cast<size_t>(r)] = made.status().code();
+    const auto text = made.status().message();
+    EXPECT_EQ(text.find("rank 2 (host b)") != std::string::npos, r != 2) << text;
+  });
+  for (auto code : codes) {
+    EXPECT_EQ(code, codes[2]);
+    EXPECT_TRUE(code != Code::kPeerLost && code != Code::kAborted && code != Code::kTimeout);
+  }
 }
 
 }  // namespace

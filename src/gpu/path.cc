@@ -391,8 +391,9 @@ bool Path::end_of_pass_waits() {
 
 Status Path::wait_arrival(double timeout_s, bool& finite) {
   PACELINE_RETURN_IF_ERROR(usable("wait_arrival"));
+  const Time since = SteadyClock().now();
   PACELINE_RETURN_IF_ERROR(pump_->wait_arrival(timeout_s, finite));
-  return wait_finished(submitted_);
+  return wait_finished(submitted_, since, timeout_s, finite);
 }
 
 Status Path::wait_operation(uint64_t operation, double timeout_s, bool& finite) {
@@ -400,17 +401,27 @@ Status Path::wait_operation(uint64_t operation, double timeout_s, bool& finite) 
   if (operation == 0 || operation > submitted_)
     return {Code::kInvalidArgument,
             fmt::format("wait_operation: there is no operation {}", operation)};
+  const Time since = SteadyClock().now();
   PACELINE_RETURN_IF_ERROR(pump_->wait_operation(operation, timeout_s, finite));
-  return shape_.local_size > 1 ? wait_finished(operation) : Status::ok();
+  return shape_.local_size > 1 ? wait_finished(operation, since, timeout_s, finite) : Status::ok();
 }
 
 /// What has come is put in place by kernels of ours and, in the node, of NCCL, which a lost neighbour spoils: until they are
-/// through, a failure counts.
-Status Path::wait_finished(uint64_t operation) const {
+/// through, a failure counts. The caller's time-out is that of the whole wait, which began at `began`; where it ends this
+/// part, `finite` is the next wait's to tell.
+Status Path::wait_finished(uint64_t operation, Time began, double timeout_s, bool finite) const {
   const auto now = [] { return SteadyClock().now(); };
   const Time since = now();
+  const Time until = timeout_s > 0 ? after(began, to_time(timeout_s)) : kNever;
   while (!reached(Flags::load(flags_.finished()), static_cast<uint32_t>(operation))) {
     PACELINE_RETURN_IF_ERROR(pump_->failure());
+    if (now() > until) {
+      pump_->tell_again(finite);
+      return {Code::kTimeout,
+              fmt::format("all-reduces have arrived from the other nodes, but are not through "
+                          "the GPUs of this one within {:g} s",
+                          timeout_s)};
+    }
     // Copies and kernels of a piece: to sleep, and be woken, would take longer.
     if (now() - since > kLook) std::this_thread::sleep_for(std::chrono::microseconds(5));
   }

@@ -48,6 +48,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "device/cuda/codec.h"
 #include "device/cuda/images.h"
@@ -310,7 +311,7 @@ class Path {
   void number_pieces(Job& job);
   void launch_later(const Job& job);
   bool end_of_pass_waits();
-  Status wait_finished(uint64_t operation) const;
+  Status wait_finished(uint64_t operation, Time began, double timeout_s, bool finite) const;
   [[nodiscard]] bool launches_later() const { return launcher_ != nullptr; }
   /// q: of the part that begins at element `first`.
   Result<std::shared_ptr<const Operation>> submit(const AllReduce& request, const PathRequest& q,
@@ -322,6 +323,7 @@ class Path {
   Result<uint64_t> all_reduce_checked(const AllReduce& request);
   Status check_gpu();
   void on_failure(const Status& why);
+  Status give_up(const Status& why);
   void tell(const Status& why) const;
   Status end_companions(bool orderly);
   Status end_copies(bool orderly);

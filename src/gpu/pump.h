@@ -95,6 +95,8 @@ class Pump {
   Status wait_arrival(double timeout_s, bool& finite);
   /// The same for operation `sequence` and all before it.
   Status wait_operation(uint64_t sequence, double timeout_s, bool& finite);
+  /// What such a wait said of `finite` reached nobody: the next one says it.
+  void tell_again(bool finite);
   /// Whether wait_operation() would return at once.
   [[nodiscard]] bool has_arrived(uint64_t sequence) const;
   /// At once, where failure() waits until others are told.

@@ -117,6 +117,11 @@ Status Pump::wait_operation(uint64_t sequence, double timeout_s, bool& finite) {
   return wait_until([&] { return arrived_through_ >= sequence; }, timeout_s, finite);
 }
 
+void Pump::tell_again(bool finite) {
+  const std::lock_guard lock(mutex_);
+  finite_ = finite_ && finite;
+}
+
 bool Pump::has_arrived(uint64_t sequence) const {
   const std::lock_guard lock(mutex_);
   return !failure_ || arrived_through_ >= sequence;

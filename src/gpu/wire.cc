@@ -141,6 +141,10 @@ void Wire::hold(const char* why) const { paceline_comm_hold(comm_, why); }
 
 void Wire::abort(const std::string& reason) const { paceline_comm_abort(comm_, reason.c_str()); }
 
+void Wire::abort(const Status& why) const {
+  paceline_comm_abort_as(comm_, static_cast<paceline_code>(why.code()), why.message().c_str());
+}
+
 void Wire::fail(const Status& failure) const {
   paceline_comm_fail(comm_, static_cast<paceline_code>(failure.code()), failure.message().c_str());
 }

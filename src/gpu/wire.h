@@ -46,6 +46,8 @@ class Wire {
   /// See paceline_comm_hold().
   void hold(const char* why) const;
   void abort(const std::string& reason) const;
+  /// The same, all ranks get the status' own code.
+  void abort(const Status& why) const;
   /// Ends it with what another wire of the same ranks has met, word for word.
   void fail(const Status& failure) const;
   /// The handle is freed; all ranks call it.

@@ -23,7 +23,10 @@ def run(command, tmp_path):
     command = command.replace("build/compat", str(tmp_path)).replace("torchrun", f"torchrun --master_port {port}")
     clean = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = {**clean, "PATH": path, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    modules = [str(ROOT / "python")]
+    if "PACELINE_DISABLE=1" in command:
+        modules.append(str(ROOT / "tests" / "torch" / "at_exit"))
+    env = {**clean, "PATH": path, "PYTHONPATH": os.pathsep.join(modules), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=180, check=False
     )

@@ -195,6 +195,31 @@ def works_and_futures():
 
 
 @check
+def nothing_to_carry_has_ended():
+    """Of no tensors there is nothing to wait for; what has no counterpart is named instead of left as it was."""
+    backend = WORLD._get_backend(torch.device("cpu"))
+    way = backend.paceline_cuda.way(torch.device("cpu"))
+    some = [torch.empty(SIZE)]
+    for carrier in (way, backend):
+        calls = len(path().calls)
+        works = [
+            carrier.allreduce_coalesced([]),
+            carrier.allgather_coalesced([[]] * SIZE, []),
+            carrier.all_gather_single_coalesced([], []),
+            carrier.reduce_scatter_single_coalesced([], []),
+        ]
+        for work in works:
+            assert work.is_completed() and work.wait() and work.result() == [], carrier
+        assert len(path().calls) == calls
+        raises(InvalidArgumentError, "got 1 and 0", lambda on=carrier: on.allgather_coalesced([some] * SIZE, []))
+        raises(InvalidArgumentError, "got 1 and 0", lambda on=carrier: on.all_gather_single_coalesced(some, []))
+        raises(InvalidArgumentError, "got 0 and 1", lambda on=carrier: on.reduce_scatter_single_coalesced([], some))
+    tensor = values(RANK, 9)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, sum(everyone(9)))
+
+
+@check
 def memory_is_held_until_someone_waits():
     way = WORLD._get_backend(torch.device("cpu")).paceline_cuda.way(torch.device("cpu"))
     before = way._streams.outlived

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import inspect
+import signal
 import time
 import warnings
 
@@ -228,6 +229,63 @@ def join_divided_by_the_ranks_that_are_left():
         uneven(model, divide=False)
     for a, b in zip(ours.parameters(), plain.parameters()):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@check
+def join_divides_sparse_gradients_by_the_ranks_that_are_left_too():
+    """Beside dense ones and alone; the passes after it are divided by all again."""
+    if not MODERN:
+        return  # torch 1.13's own ranks end there: a joined one answers with dense gradients
+
+    def step(model, *words):
+        model.zero_grad()
+        (model(torch.tensor([words])) ** 2).sum().backward()
+
+    def assert_same():
+        for mine, theirs in zip(ours.parameters(), plain.parameters()):
+            torch.testing.assert_close(mine.grad.to_dense(), theirs.grad.to_dense())
+
+    for rest in ([mlp(8)], []):
+        embedding = torch.nn.EmbeddingBag(20, 6, sparse=True, mode="sum").double()
+        ours, plain = pair(torch.nn.Sequential(embedding, *rest), bucket_cap_mb=2e-4)
+        for model in (ours, plain):
+            with model.join(divide_by_initial_world_size=False):
+                for turn in range(2 + RANK):
+                    step(model, turn, RANK, 7)
+        assert_same()
+        for model in (ours, plain):
+            step(model, RANK, 3, 9)
+        assert_same()
+
+
+@check
+def an_interrupted_pass_keeps_what_writes_into_its_buckets():
+    """Ctrl-C while the other ranks are late: memory that is still written to is nobody else's, and the wait goes on."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    model, _ = pair(mlp(4), bucket_cap_mb=2e-4)
+    for step in range(3):
+        square(model, step)
+    attachment = attachment_of(model)
+    dist.barrier()
+    if RANK == 0:
+        time.sleep(0.5)
+        square(model, 9)
+        return
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        square(model, 9)
+    except KeyboardInterrupt:
+        assert attachment._running, "dropped with what they write to"
+        attachment._finish()
+        assert not attachment._running
+    else:
+        raise AssertionError("the signal came too late")
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 class TwoTypes(torch.nn.Module):

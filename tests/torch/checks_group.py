@@ -3,6 +3,8 @@
 import datetime
 import functools
 import itertools
+import signal
+import time
 
 import torch
 import torch.distributed as dist
@@ -437,6 +439,7 @@ def coalesced_operations():
     rows = [[torch.zeros(2), torch.zeros(3)] for _ in range(SIZE)]
     dist.all_gather_coalesced(rows, [torch.full((2,), float(RANK)), torch.full((3,), -float(RANK))])
     assert [row[1][0].item() for row in rows] == [-float(r) for r in range(SIZE)]
+    raises(RuntimeError, "got 2 and 1", lambda: dist.all_gather_coalesced(rows, [torch.zeros(2)]))
     if not MODERN:
         return
     with dist._coalescing_manager(async_ops=True) as manager:
@@ -514,6 +517,39 @@ def a_rank_without_the_gpu_path_says_so():
     from paceline._torch.dtypes import require_cpu
 
     raises(paceline.UnsupportedError, "cpu:paceline,meta:nccl", lambda: require_cpu([torch.empty(1, device="meta")]))
+
+
+@check
+def an_interrupted_wait_may_be_repeated():
+    """A signal's handler runs when the C ABI has returned, and so has released the operation."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def interrupted(wait):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            wait()
+        except KeyboardInterrupt:
+            return
+        raise AssertionError("the signal came too late")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    for again in ("wait", "future", "poll"):
+        tensor = torch.full((5,), float(RANK))
+        dist.barrier()
+        if RANK == 0:
+            time.sleep(0.5)  # the others wait for it
+        work = dist.all_reduce(tensor, async_op=True)
+        if RANK > 0:
+            interrupted(work.wait)
+        if again == "future":
+            work.get_future().wait()
+        elif again == "poll":
+            assert RANK == 0 or work.is_completed()
+        work.wait()
+        assert tensor.tolist() == [sum(range(SIZE))] * 5
+    signal.signal(signal.SIGALRM, before)
 
 
 @check

@@ -76,6 +76,11 @@ def one_never_comes_within_a_later_time_out():
     one_never_comes()
 
 
+def one_never_comes_within_a_time_out_by_its_older_name():
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=3))
+    one_never_comes()
+
+
 def one_raises():
     if RANK == 1:
         note(at=time.monotonic())

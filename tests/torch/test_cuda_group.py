@@ -129,6 +129,20 @@ def test_a_path_that_cannot_be_made_leaves_it_to_nccl(monkeypatch):
     cuda_group._groups.discard(made)
 
 
+def test_what_is_made_later_has_the_time_out_that_was_set(monkeypatch, group):
+    communicator = with_communicator(monkeypatch, Everybody([(0, 0), (1, 0)]))
+    monkeypatch.setattr(_cuda, "missing", lambda: "")
+    given = []
+
+    def make(_rank, _size, _store, _prefix, timeout, announce):
+        given.append((timeout, announce))
+        return communicator
+
+    monkeypatch.setattr(cuda_group.endpoints, "make_communicator", make)
+    group.set_timeout(3.0)
+    assert group._open(torch.device("cpu")) == "path" and given == [(3.0, False)]
+
+
 def test_groups_are_closed_in_one_order(monkeypatch):
     """The latest first, for each close waits for its ranks; NCCL that torch has in the process group is torch's."""
     closed = []

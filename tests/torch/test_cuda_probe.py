@@ -1,10 +1,13 @@
 """The choice between Paceline and NCCL at the start, on a clock of the test's own."""
 
+import threading
+
 import pytest
 
 pytest.importorskip("torch")
 
 from paceline._torch import cuda_probe
+from paceline.errors import PeerLostError
 
 MIB = 1 << 20
 
@@ -65,3 +68,37 @@ def test_nccl_is_kept_only_where_it_is_clearly_faster():
     assert cuda_probe.reason_for_torch(0.010, 0.0095, 16 * MIB) == ""
     reason = cuda_probe.reason_for_torch(0.0062, 0.0051, 16 * MIB)
     assert "16 MiB in 5.1 ms" in reason and "6.2" in reason and "PACELINE_CUDA_PATH=paceline" in reason
+
+
+class LostSoon:
+    """A communicator, and torch's NCCL: a rank is lost once NCCL waits for it, and the wait ends by an abort."""
+
+    def __init__(self, is_lost):
+        self.is_lost = is_lost
+        self.aborted = threading.Event()
+
+    def check_health(self):
+        if self.is_lost:
+            raise PeerLostError("peer lost: rank 3 (host b)")
+
+    def _get_backend(self, _device):
+        return self
+
+    def abort(self):
+        self.aborted.set()
+
+
+def test_nccl_does_not_wait_for_a_rank_that_is_lost():
+    job = LostSoon(True)
+    with pytest.raises(PeerLostError, match="rank 3"), cuda_probe.ends_with(job, job, None):
+        assert job.aborted.wait(20)
+        raise RuntimeError("NCCL communicator was aborted")
+    job = LostSoon(True)
+    with pytest.raises(PeerLostError, match="rank 3"), cuda_probe.ends_with(job, job, None):
+        assert job.aborted.wait(20)  # a kernel that is aborted tells nobody
+    job = LostSoon(False)
+    with pytest.raises(RuntimeError, match="out of memory"), cuda_probe.ends_with(job, job, None):
+        raise RuntimeError("CUDA out of memory")
+    with cuda_probe.ends_with(job, job, None):
+        pass
+    assert not job.aborted.is_set()

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from support import MODERN, Launch, environment
+from support import MODERN, SIMULATED, Launch, environment
 
 HOST = socket.gethostname()
 
@@ -30,6 +30,18 @@ def test_kill_9_is_named_within_two_seconds(which):
         assert report["kind"] == "PeerLostError", everything
         assert "rank 1" in report["text"] and HOST in report["text"], report["text"]
         assert report["at"] - victim["at"] < 2.0, report["at"] - victim["at"]
+
+
+@pytest.mark.skipif(not MODERN, reason="the path for CUDA tensors needs torch 2")
+@pytest.mark.parametrize("backend", ["gloo", "paceline"])
+def test_kill_9_while_the_way_of_cuda_tensors_is_made(backend):
+    """It is no reason to leave them to torch, which would wait for that rank."""
+    assert SIMULATED.exists(), f"{SIMULATED} is not built: ./dev build"
+    done = Launch("lost_in_creation.py", 3, [backend], timeout=60).end()
+    *others, victim = done.reports
+    for report in others:
+        assert report.get("kind") == "PeerLostError" and "rank 2" in report["text"], done.everything()
+        assert report["at"] - victim["at"] < 2.0
 
 
 def test_kill_9_while_waiting_for_a_future():
@@ -65,6 +77,8 @@ def test_dtypes_that_differ_are_named_on_all_ranks():
 NEVER = ["one_never_comes"]
 if hasattr(torch.distributed, "set_timeout"):
     NEVER.append("one_never_comes_within_a_later_time_out")
+if hasattr(torch.distributed.distributed_c10d, "_set_pg_timeout"):
+    NEVER.append("one_never_comes_within_a_time_out_by_its_older_name")
 
 
 @pytest.mark.parametrize("which", NEVER)

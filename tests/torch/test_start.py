@@ -76,7 +76,8 @@ def test_top_k_is_named_where_only_long_parameters_take_it(most):
 
 
 def test_switched_off():
-    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", PACELINE_DISABLE="1")
+    line = "import paceline.torch"
+    code, output = start(torchrun(SCRIPT), HERE / "at_exit", SCRIPT_IMPORT=line, PACELINE_DISABLE="1")
     assert code == 0 and "hook 'paceline'" not in output and "paceline:" not in output, output
 
 

@@ -85,6 +85,12 @@ def same_dtype(what, tensors):
         raise InvalidArgumentError(f"{what}: inputs and outputs have different dtypes, {' and '.join(kinds)}")
 
 
+def one_for_each(what, outputs, inputs):
+    """Raises InvalidArgumentError unless there are as many outputs as inputs: others would stay as they are."""
+    if len(outputs) != len(inputs):
+        raise InvalidArgumentError(f"{what} takes an output for each input, got {len(outputs)} and {len(inputs)}")
+
+
 def other_names(operations):
     """A class of collectives: the names under which other versions of torch call them."""
     operations._allgather_base = operations.all_gather_single

@@ -15,6 +15,7 @@ from paceline import communicator as core
 from paceline._torch import shared_pages
 from paceline._torch.attachment import Attachment, average_by_process_group, first_tensor
 from paceline._torch.dtypes import flat_view
+from paceline.errors import PacelineError
 
 #: -1 where no backward pass runs; torch 1 does not tell.
 _backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -41,7 +42,7 @@ class CpuAttachment(Attachment):
         known = self.known(index, buffer)
         if known is None:
             if buffer.layout != torch.strided:
-                future = average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+                future = self._by_process_group(buffer, last)
                 if last:
                     self._finish_with_backward()
                 return future
@@ -114,13 +115,19 @@ class CpuAttachment(Attachment):
             return
         factor = self._join_factor()
         finite = True
+        ended = 0
         began = time.monotonic()
         try:
             for op, *_ in running:
                 finite = self.endpoint.communicator.wait(op) and finite
+                ended += 1
+        except PacelineError:
+            ended = len(running)  # the communicator's others have ended with it
+            raise
         finally:
             self._waited = time.monotonic() - began
-            self.endpoint.steps.ended(finite, len(running))
+            self._running = running[ended:]  # a signal's handler has raised: they still write into the buckets
+            self.endpoint.steps.ended(finite, ended)
         for _, future, buffer, _ in running:
             if factor is not None:
                 buffer.mul_(factor)
@@ -142,9 +149,19 @@ class CpuAttachment(Attachment):
             with contextlib.suppress(RuntimeError):  # it has ended, with the job or the process
                 communicator.watch(op, _Dropped(self.endpoint.steps), (buffer, known))
 
-    def _join_factor(self):
-        """join(divide_by_initial_world_size=False): the mean over the ranks that still have inputs."""
-        work, self.join_work = self.join_work, None
+    def _by_process_group(self, buffer, last):
+        future = average_by_process_group(self.process_group(), buffer, self.endpoint.size)
+        factor = self._join_factor(ends=last and not self._running)
+        return future if factor is None else future.then(lambda averaged: averaged.value().mul_(factor))
+
+    def _join_factor(self, ends=True):
+        """join(divide_by_initial_world_size=False): the mean over the ranks that still have inputs.
+
+        ends: the pass has nothing left that asks for it.
+        """
+        work = self.join_work
+        if ends:
+            self.join_work = None
         ddp = self._ddp()
         if work is None or ddp is None or getattr(ddp, "_divide_by_initial_world_size", True):
             return None

@@ -3,7 +3,6 @@
 All ranks of a process group decide together, once: a rank that could not would leave the others waiting.
 """
 
-import contextlib
 import ctypes
 import os
 
@@ -12,10 +11,10 @@ import torch.distributed as dist
 
 from paceline import _cuda, _state
 from paceline import communicator as core
-from paceline._torch import cuda_probe, endpoints
+from paceline._torch import cuda_probe, endpoints, everybody
 from paceline._torch.cuda_steps import CudaSteps
 from paceline._torch.older import MODERN
-from paceline.errors import PacelineError, UnsupportedError
+from paceline.errors import RANK_IS_MISSING, PacelineError, UnsupportedError
 
 _RESIDUAL_CODECS = ("topk", "int8")
 #: torch's streams and ours on queues of their own.
@@ -129,7 +128,7 @@ def _choose(process_group, device):
         return None
     communicator = endpoints.connect(process_group, "paceline/cuda", announce=False)
     try:
-        made, reason = _agree(communicator, process_group, device)
+        made, reason = _agree(communicator, device)
         endpoint = None if reason else CudaEndpoint(made, process_group, device)
         if endpoint is not None and wish == "auto" and endpoint.codec == "none" and _has_nccl(process_group):
             figures = cuda_probe.compare(made, process_group, device)
@@ -177,15 +176,14 @@ def _say_how_to_share_the_link(rank):
         )
 
 
-def _agree(communicator, process_group, device):
+def _agree(communicator, device):
     """(CudaCommunicator, "") on every rank, or (anything, why not) on every rank."""
     if communicator.identity.node_count <= 1:
         return None, "its ranks share one node, where NCCL needs no help"
-    reason = _first_reason(process_group, device, _lacks(device))
+    reason = _first_reason(communicator, _lacks(device))
     if reason:
         return None, reason
-    made, reason = _create(communicator, device)
-    return made, _first_reason(process_group, device, reason)
+    return _create(communicator, device)
 
 
 def _lacks(device):
@@ -198,20 +196,21 @@ def _lacks(device):
 
 
 def _create(communicator, device):
-    """(communicator for CUDA tensors, "") or (None, why not)."""
+    """(communicator for CUDA tensors, "") or (None, why not): a creation that fails on one rank fails on all.
+
+    Raises what names a rank that is missing: torch's own all-reduce would wait for it.
+    """
     try:
         return _cuda.CudaCommunicator(communicator, device.index), ""
+    except RANK_IS_MISSING:
+        raise
     except PacelineError as error:
         return None, str(error)
 
 
-def _first_reason(process_group, device, mine):
+def _first_reason(communicator, mine):
     """The reason of the first rank that has one; the same on all ranks."""
-    reasons = [None] * dist.get_world_size(process_group)
-    # NCCL takes the current device, which the script may not have set.
-    there = device is not None and torch.cuda.is_available()
-    with torch.cuda.device(device) if there else contextlib.nullcontext():
-        dist.all_gather_object(reasons, mine, group=process_group)
+    reasons = everybody.texts(communicator, mine, "way of a CUDA model")
     found = next(((rank, text) for rank, text in enumerate(reasons) if text), None)
     if found is None:
         return ""

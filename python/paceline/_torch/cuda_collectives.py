@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from paceline import _cuda
 from paceline import communicator as core
-from paceline._torch.arguments import one_per_rank, op_of, other_names, reduction, same_dtype, single
+from paceline._torch.arguments import one_for_each, one_per_rank, op_of, other_names, reduction, same_dtype, single
 from paceline._torch.cuda_work import CudaWork, together
 from paceline._torch.dtypes import Packed, dense, describe
 from paceline._torch.work import as_torch_error
@@ -121,6 +121,7 @@ class CudaCollectives:
         return self._moved(arguments, "reduce_scatter", output, (*held, output, target), output, target)
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        one_for_each("reduce_scatter_single_coalesced", outputs, inputs)
         return together([self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs)])
 
     def reduce_scatter(self, outputs, inputs, opts=None, *_):
@@ -186,6 +187,7 @@ class CudaCollectives:
         return self._submit(lambda: self.path.collective(arguments), held, [], finish)
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        one_for_each("all_gather_single_coalesced", outputs, inputs)
         return together([self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs)])
 
     def allgather(self, outputs, inputs, opts=None, *_):
@@ -206,6 +208,8 @@ class CudaCollectives:
 
     def allgather_coalesced(self, output_lists, inputs, opts=None):
         """output_lists[rank][i] takes rank's inputs[i]."""
+        for row in output_lists:
+            one_for_each("all_gather_coalesced", row, inputs)
         return together([self.allgather([[row[i] for row in output_lists]], [t], opts) for i, t in enumerate(inputs)])
 
     def gather(self, outputs, inputs, opts=None, *_):

@@ -6,7 +6,6 @@ is called. It is torch's own class and not our calls of NCCL, for it brings what
 operation, sends and receives, coalescing, a watchdog.
 """
 
-import ctypes
 import importlib
 import threading
 import time
@@ -17,19 +16,19 @@ import torch.distributed as dist
 
 from paceline import _cuda, _state
 from paceline import communicator as core
-from paceline._torch import aborts, amp, cuda_exchanges, cuda_steps, endpoints
+from paceline._torch import aborts, amp, cuda_exchanges, cuda_steps, endpoints, everybody
+from paceline._torch.arguments import one_for_each
 from paceline._torch.cuda_collectives import CudaCollectives, check_codec
 from paceline._torch.cuda_exchanges import Exchanges, WorkOfMany
 from paceline._torch.cuda_work import Streams, together
 from paceline._torch.nccl import errors_are_ours, nccl_backend, take_place
 from paceline._torch.older import MODERN
 from paceline._torch.work import as_torch_error
-from paceline.errors import AbortedError, InvalidArgumentError, PacelineError, UnsupportedError
+from paceline.errors import RANK_IS_MISSING, AbortedError, InvalidArgumentError, PacelineError, UnsupportedError
 
 # Of host memory for what is under way: a sharded step has an all-gather and a reduce-scatter on their way at a time.
 _PINNED = 128 << 20
 _LOOK_SECONDS = 0.5
-_ROW = 1024
 _groups = weakref.WeakSet()
 _opened = []  # weak references, in the order in which groups were opened
 _exchanging = weakref.WeakSet()
@@ -74,6 +73,10 @@ class CudaGroup:
         """
         self._raise_failure()
         return None if self._nccl is not None or self._on_one_node() else self._exchanges
+
+    def set_timeout(self, seconds):
+        """For what is made from now on: operations on CUDA tensors have the time-out of what carries them."""
+        self._timeout = seconds
 
     def compress(self, codec):
         check_codec(codec)
@@ -211,9 +214,15 @@ class CudaGroup:
         return reason, communicator
 
     def _take_path(self, communicator, device):
-        """(CudaCollectives, "") or (None, why not), alike on all ranks: a creation that fails on one fails on all."""
+        """(CudaCollectives, "") or (None, why not), alike on all ranks: a creation that fails on one fails on all.
+
+        Raises what names a rank that is missing: NCCL would wait for it.
+        """
         try:
             made = _cuda.CudaCommunicator(communicator, device.index, pinned=_PINNED)
+        except RANK_IS_MISSING:
+            communicator.close()
+            raise
         except PacelineError as error:
             try:
                 _refuse_if_asked_for(str(error))
@@ -262,7 +271,7 @@ def watch_steps(group):
 def _first_reason(communicator, missing):
     """None: the path carries the group. "": one node. Else what stands in the way, the same on all ranks."""
     me = communicator.identity
-    rows = _exchange(communicator, f"{me.node} {me.local_rank} {me.local_size} {missing}")
+    rows = everybody.texts(communicator, f"{me.node} {me.local_rank} {me.local_size} {missing}", "way of CUDA tensors")
     if me.node_count == 1:
         return ""
     for rank, row in enumerate(rows):
@@ -274,24 +283,6 @@ def _first_reason(communicator, missing):
         if rank != int(node) * int(local_size) + int(local_rank):
             return "its ranks are not in the order of their nodes"
     return None
-
-
-def _exchange(communicator, text):
-    """Everybody's text, by rank."""
-    mine = ctypes.create_string_buffer(text.encode()[: _ROW - 1], _ROW)
-    rows = ctypes.create_string_buffer(_ROW * communicator.size)
-    communicator.run(
-        core.ALL_GATHER,
-        dtype=core.DTYPES["uint8"],
-        input=ctypes.addressof(mine),
-        output=ctypes.addressof(rows),
-        count=_ROW,
-        name="way of CUDA tensors",
-    )
-    raw = rows.raw
-    return [
-        raw[r * _ROW : (r + 1) * _ROW].split(b"\0", 1)[0].decode(errors="replace") for r in range(communicator.size)
-    ]
 
 
 def compress(process_group=None, codec="bf16"):
@@ -428,6 +419,7 @@ def call_way(way, name, in_batch, *arguments, **named):
 
 def _one_by_one(way, method, in_batch, outputs, inputs, opts=None):
     """As one launch; inside a batch of the caller's, as part of that."""
+    one_for_each(method.__name__, outputs, inputs)
     options = () if opts is None else (opts,)
     if in_batch:
         return [method(output, source, *options) for output, source in zip(outputs, inputs)][-1]

@@ -5,12 +5,16 @@ in the same number of all-reduces, in turn; the slowest rank's best of three cou
 figures. A tie goes to Paceline, whose path keeps no multiprocessor and fewer cores busy.
 """
 
+import contextlib
+import threading
 import time
 
 import torch
 import torch.distributed as dist
 
 from paceline import _cuda
+from paceline._torch import aborts, everybody
+from paceline.errors import PacelineError
 
 _SMALL = 1 << 20
 _LARGE = 16 << 20
@@ -20,6 +24,7 @@ _TURNS = 3
 _BUCKETS = 4
 #: NCCL is chosen where it takes less than this share of our time.
 _CLEARLY = 0.9
+_LOOK_SECONDS = 0.2
 
 
 def race(ours, theirs, agree):
@@ -91,18 +96,42 @@ def compare(communicator, process_group, device):
             work.wait()
         stream.synchronize()
 
-    with torch.cuda.device(device), torch.cuda.stream(stream):
+    ranks = communicator.communicator
+    with torch.cuda.device(device), torch.cuda.stream(stream), ends_with(ranks, process_group, device):
         stream.wait_stream(torch.cuda.default_stream(device))  # the zeros
-        return race(ours, theirs, lambda seconds: _largest(seconds, process_group))
+        return race(ours, theirs, lambda seconds: everybody.largest(ranks, seconds))
+
+
+@contextlib.contextmanager
+def ends_with(communicator, process_group, device):
+    """NCCL inside waits for no rank that is lost: what names the rank is raised in its place.
+
+    NCCL itself knows no deadline, or one of many minutes, and calls nobody by name.
+    """
+    over = threading.Event()
+
+    def look():
+        while not over.wait(_LOOK_SECONDS):
+            try:
+                communicator.check_health()
+            except PacelineError:
+                aborts.abort(process_group._get_backend(device))
+                return
+
+    thread = threading.Thread(target=look, daemon=True, name="paceline-probe")
+    thread.start()
+    try:
+        yield
+    except RuntimeError:
+        communicator.check_health()
+        raise
+    finally:
+        over.set()
+        thread.join()
+    communicator.check_health()
 
 
 def _seconds(way, size):
     started = time.perf_counter()
     way(size)
     return time.perf_counter() - started
-
-
-def _largest(seconds, process_group):
-    gathered = [None] * dist.get_world_size(process_group)
-    dist.all_gather_object(gathered, seconds, group=process_group)
-    return [max(values) for values in zip(*gathered)]

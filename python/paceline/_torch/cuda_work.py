@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from paceline._torch.work import as_torch_error
+from paceline._torch.work import PacelineWork, as_torch_error
 from paceline.errors import PacelineError
 
 _Work = dist.Work if hasattr(dist, "Work") else dist._Work
@@ -125,7 +125,9 @@ class CudaWork(_Work):
 
 
 def together(works, result=()):
-    """One Work for several of one group; the last event is behind all others."""
+    """One Work for several of one group, the last event is behind all others; for none, one that has ended."""
+    if not works:
+        return PacelineWork(None, [])
     last = works[-1]
     held = tuple(tensor for work in works for tensor in work._held)
     for work in works:

@@ -9,8 +9,9 @@ from paceline._torch import cuda, cuda_group, endpoints, overlap
 
 
 def patch():
-    """Wraps destroy_process_group(), under both of its names, batch_isend_irecv() and torch's debugging."""
+    """Wraps destroy_process_group(), under both of its names, batch_isend_irecv(), time-outs and torch's debugging."""
     patch_batches()
+    patch_timeouts()
     patch_debugging()
     original = dist.distributed_c10d.destroy_process_group
     if getattr(original, "_paceline_patched", False):
@@ -63,6 +64,38 @@ def patch_batches():
 
     batch_isend_irecv._paceline_patched = True
     _replace("batch_isend_irecv", batch_isend_irecv)
+
+
+def patch_timeouts():
+    """Wraps _set_pg_timeout() of torch before 2.15, which passes over backends that are not torch's own."""
+    original = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
+    if original is None or hasattr(dist, "set_timeout") or getattr(original, "_paceline_patched", False):
+        return
+
+    @functools.wraps(original)
+    def _set_pg_timeout(timeout, group=None):
+        found = _backends(group if group is not None else dist.distributed_c10d._get_default_group())
+        ours = [backend for backend in found if hasattr(backend, "paceline_endpoint")]
+        for backend in ours:
+            backend.set_timeout(timeout)
+        if len(ours) < len(found) or not ours:
+            original(timeout, group)
+
+    _set_pg_timeout._paceline_patched = True
+    dist.distributed_c10d._set_pg_timeout = _set_pg_timeout
+
+
+def _backends(group):
+    """Those of a process group, by device; a whole process group of ours is its own."""
+    if hasattr(group, "paceline_endpoint"):
+        return [group]
+    found = []
+    for device in ("cpu", "cuda"):
+        try:
+            found.append(group._get_backend(torch.device(device)))
+        except (AttributeError, RuntimeError):
+            continue
+    return found
 
 
 def patch_debugging():

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from paceline import communicator as core
 from paceline._torch import endpoints, lifetime
 from paceline._torch.arguments import (
+    one_for_each,
     one_per_rank,
     op_of,
     other_names,
@@ -153,6 +154,7 @@ class _Operations:
         return self._reduce_scatter(output, packed, opts)
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        one_for_each("reduce_scatter_single_coalesced", outputs, inputs)
         works = [self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs)]
         return self._together(works, outputs)
 
@@ -224,11 +226,14 @@ class _Operations:
         return self._all_gather(target, None, input, opts, [output], copies=[(output, target)])
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        one_for_each("all_gather_single_coalesced", outputs, inputs)
         works = [self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs)]
         return self._together(works, outputs)
 
     def allgather_coalesced(self, output_lists, inputs, opts=None):
         """output_lists[rank][i] takes rank's inputs[i]."""
+        for row in output_lists:
+            one_for_each("all_gather_coalesced", row, inputs)
         works = [self.allgather([[row[i] for row in output_lists]], [t], opts) for i, t in enumerate(inputs)]
         return self._together(works, [t for row in output_lists for t in row])
 
@@ -391,6 +396,8 @@ class _Operations:
     def set_timeout(self, timeout):
         """For operations from now on; see _seconds()."""
         self._timeout = _seconds(timeout)
+        if self.paceline_cuda is not None:
+            self.paceline_cuda.set_timeout(self._timeout)
 
     _set_default_timeout = set_timeout
 

@@ -83,18 +83,17 @@ class PacelineWork(_Work):
         return True
 
     def _wait_for_all(self, seconds):
-        has_ended = False
         try:
-            has_ended = self._wait_here(seconds)
-        finally:
-            if not has_ended:
+            if self._wait_here(seconds):
+                self._end(self._failure)
+        finally:  # out of time, or a signal's handler raised
+            if not self._ended.is_set():
                 with self._lock:
                     self._is_waited_for = False
                     if self._future is not None or self._others_wait:
                         self._watch()  # they relied on this wait
-        if not has_ended:
+        if not self._ended.is_set():
             raise as_torch_error(dist_timeout(seconds))  # it goes on, and may be waited for again
-        self._end(self._failure)
 
     def get_future(self):
         if self._whole is not None:
@@ -210,6 +209,8 @@ class PacelineWork(_Work):
             if left == 0:
                 self._end(failures[0] if failures else None)
 
+        if not left:  # whoever waited was interrupted after the last one
+            self._end(self._failure)
         for op in self._operations:
             try:
                 self._communicator.watch(op, ended, keep=self)
