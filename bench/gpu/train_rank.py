@@ -32,7 +32,8 @@ _STRETCH, _LEAST = 0.6, 3
 #: happens to be ahead or behind there, some milliseconds, must be little beside.
 _STRETCH_OVERLAPPED, _LEAST_OVERLAPPED = 1.8, 12
 _WARM_UP = 5
-#: The same of our paths: the order of buckets without a barrier, and whether the end of a pass waits, are tried at the beginning.
+#: The same of our paths: the order of buckets without a barrier, and whether the end of a pass waits, are tried at the
+#: beginning.
 _WARM_UP_OURS = 32
 #: What the GPU waits for before a step whose ready times are noted, in times of what the host takes to launch one.
 _HEAD_START = 1.5

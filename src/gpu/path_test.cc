@@ -283,13 +283,12 @@ TEST(Path, CallsWithoutANameFindTheirResidualsAgain) {
   constexpr uint64_t kCount = 100000;
   constexpr int kSteps = 20;
   constexpr int kCalls = 2;
-  for (const auto [nodes, local_size, usual_in_node] :
-       {Nameless{2, 1}, Nameless{3, 1}, Nameless{2, 2, 128 * 1024}}) {
-    Cluster cluster({.nodes = nodes, .local_size = local_size});
+  for (const Nameless& shape : {Nameless{2, 1}, Nameless{3, 1}, Nameless{2, 2, 128 * 1024}}) {
+    Cluster cluster({.nodes = shape.nodes, .local_size = shape.local_size});
     const auto size = cluster.size();
-    cluster.run([&, usual_in_node = usual_in_node](Rank r) {
-      auto made =
-          cluster.create(r, {.lanes = 2, .piece_bytes = 64 * 1024, .usual_in_node = usual_in_node});
+    cluster.run([&](Rank r) {
+      auto made = cluster.create(
+          r, {.lanes = 2, .piece_bytes = 64 * 1024, .usual_in_node = shape.usual_in_node});
       ASSERT_TRUE(made.is_ok()) << made.status().message();
       auto& path = **made;
       ASSERT_TRUE(path.reserve(kCalls * kCount * 4, kCount * 4).is_ok());
@@ -327,7 +326,7 @@ TEST(Path, CallsWithoutANameFindTheirResidualsAgain) {
       double worst = 0;
       for (uint64_t k = 0; k < kCount; ++k)
         worst = std::max(worst, std::abs(arrived[k] - kSteps * kCalls * sent[k]));
-      EXPECT_LE(worst, 2.0 * nodes * 6.0 * local_size / 127);
+      EXPECT_LE(worst, 2.0 * shape.nodes * 6.0 * shape.local_size / 127);
       EXPECT_TRUE(path.destroy().is_ok());
     });
     ASSERT_FALSE(testing::Test::HasFatalFailure());
