@@ -148,6 +148,7 @@ class Cluster {
     std::condition_variable done;
     int left = size();
     std::vector<std::thread> threads;
+    threads.reserve(static_cast<size_t>(size()));
     for (Rank r = 0; r < size(); ++r) {
       threads.emplace_back([&, r] {
         body(r);

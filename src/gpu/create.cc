@@ -215,8 +215,8 @@ Status Path::prepare_copies() {
   if (options_.node_gather == "nccl") return Status::ok();
   auto copies = std::make_unique<NodeCopies>(api_, shape_.local_size, shape_.local_rank);
   const uint64_t most = options_.usual_in_node * 3 / 2;
-  const auto status = copies->prepare(most / static_cast<uint64_t>(shape_.local_size) +
-                                      kPieceGranule * sizeof(float));
+  auto status = copies->prepare(most / static_cast<uint64_t>(shape_.local_size) +
+                                kPieceGranule * sizeof(float));
   if (status) {
     copies_ = std::move(copies);
   } else if (options_.node_gather == "copies" || status.code() == Code::kResourceExhausted) {
