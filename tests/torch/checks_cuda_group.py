@@ -1,6 +1,8 @@
 """The CUDA half of the process group, CPU tensors in the GPU's place (cuda_stand_in.py): methods, torch's sharders."""
 
 import copy
+import datetime
+import time
 import warnings
 
 import cuda_stand_in
@@ -16,7 +18,7 @@ backend.register()
 dist.init_process_group("paceline")
 
 import paceline.torch  # noqa: E402
-from paceline.errors import InvalidArgumentError, PeerLostError, UnsupportedError  # noqa: E402
+from paceline.errors import InvalidArgumentError, PeerLostError, TimeoutError, UnsupportedError  # noqa: E402
 
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 WORLD = dist.distributed_c10d._get_default_group()
@@ -462,6 +464,18 @@ def a_fault_keeps_the_parameters():
     for was, now in zip(before, model.parameters()):
         assert torch.equal(was, now)
     raises(PeerLostError, "rank 9 is gone", lambda: dist.all_reduce(torch.ones(3), group=group))
+
+
+@check
+def a_barrier_names_who_does_not_come():
+    """Within its own deadline. It ends the job."""
+    dist.barrier()
+    if RANK == 1:
+        time.sleep(1.5)
+    started = time.monotonic()
+    deadline = datetime.timedelta(seconds=0.5)
+    raises(TimeoutError, "timed out after 0.5 s: rank 1 ", lambda: dist.barrier(timeout=deadline))
+    assert time.monotonic() - started < 5
 
 
 @check

@@ -52,9 +52,6 @@ class NoStreams:
     def wait(self, event):
         assert isinstance(event, Moment)
 
-    def block(self):
-        pass
-
     def outlive(self, _tensor):
         self.outlived += 1
 

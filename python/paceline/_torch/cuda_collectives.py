@@ -236,14 +236,6 @@ class CudaCollectives:
         mine = whole[self._rank]
         return self._then(work, lambda: output.copy_(mine.view(output.shape)), (output,), [output])
 
-    # --- the rest ---------------------------------------------------------------------------------------------------
-
-    def barrier(self, _opts=None, *_):
-        """The host waits for all ranks, and for what its stream held."""
-        work = self.allreduce([torch.zeros(1, device=self._streams.device)])
-        work._blocking = True
-        return work
-
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _native(self, tensor, op):

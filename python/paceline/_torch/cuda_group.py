@@ -459,7 +459,10 @@ def _by_device(name):
 
 
 class ByDevice:
-    """In front of the CPU's methods: CUDA tensors go to the CUDA half."""
+    """In front of the CPU's methods: CUDA tensors go to the CUDA half.
+
+    A barrier is the CPU's: the ranks' hosts meet, within a deadline that names who has not come. No GPU is waited for.
+    """
 
     paceline_cuda = None
     _cuda_batch = ()

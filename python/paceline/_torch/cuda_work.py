@@ -37,10 +37,6 @@ class Streams:
         """The caller's stream waits for `event`, on the device."""
         torch.cuda.current_stream(self.device).wait_event(event)
 
-    def block(self):
-        """The host waits for the caller's stream."""
-        torch.cuda.current_stream(self.device).synchronize()
-
     def outlive(self, tensor):
         """The allocator keeps the tensor's memory until the side stream has passed this point."""
         if tensor.device == self.device:
@@ -57,7 +53,7 @@ class CudaWork(_Work):
     allocator is told. arrive(seconds): blocks the host until it has come over the network, raises what failed.
     """
 
-    def __init__(self, streams, event, held, result, arrive, blocking=False):
+    def __init__(self, streams, event, held, result, arrive):
         super().__init__()
         self._streams = streams
         self._event = event
@@ -65,18 +61,15 @@ class CudaWork(_Work):
         self._result = list(result)
         self._arrive = arrive
         self._issued = streams.handle()
-        self._blocking = blocking
         self._future = None
         self._error = None
 
     def wait(self, timeout=None):
         seconds = timeout.total_seconds() if timeout is not None else 0.0
-        if self._blocking or seconds > 0:
-            self._block(max(seconds, 0.0))
+        if seconds > 0:
+            self._block(seconds)
         self._streams.wait(self._event)
-        if self._blocking:
-            self._streams.block()
-        elif self._streams.handle() != self._issued:
+        if self._streams.handle() != self._issued:
             self._give_up()  # memory goes back to the stream that took it, which is not the one that waits
         self._held = ()
         return True
