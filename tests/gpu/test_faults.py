@@ -18,11 +18,18 @@ def survivors(which, where, nodes, timeout=60, script="faulty_gpu.py", **extra):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "where", "backend"),
-    [(2, "before", "gloo"), (2, "after", "nccl"), (3, "before", "nccl"), (3, "after", "gloo")],
+    ("nodes", "slots", "where", "backend"),
+    [
+        (2, 1, "before", "gloo"),
+        (2, 1, "after", "nccl"),
+        (3, 1, "before", "nccl"),
+        (3, 1, "after", "gloo"),
+        (2, 2, "before", "nccl"),
+        (2, 2, "after", "nccl"),
+    ],
 )
-def test_a_killed_rank_is_named_within_two_seconds(nodes, where, backend):
-    others, victim, everything = survivors("killed", where, nodes, CHECKS_BACKEND=backend)
+def test_a_killed_rank_is_named_within_two_seconds(nodes, slots, where, backend):
+    others, victim, everything = survivors("killed", where, nodes, slots=slots, CHECKS_BACKEND=backend)
     for report in others:
         assert report["kind"] == "PeerLostError", everything
         assert "rank 1" in report["text"], report["text"]
@@ -37,8 +44,10 @@ def test_a_fused_optimizer_that_nobody_waited_for_changes_nothing(where):
         assert report["at"] - victim["at"] < 2.0, report["at"] - victim["at"]
 
 
-def test_a_killed_rank_of_a_sharded_model_is_named():
-    others, victim, everything = survivors("killed", "before", 2, CHECKS_BACKEND="cpu:paceline,cuda:paceline")
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_killed_rank_of_a_sharded_model_is_named(slots):
+    backend = "cpu:paceline,cuda:paceline"
+    others, victim, everything = survivors("killed", "before", 2, slots=slots, CHECKS_BACKEND=backend)
     for report in others:
         assert report["kind"] == "PeerLostError", everything
         assert "rank 1" in report["text"], report["text"]

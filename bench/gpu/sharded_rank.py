@@ -1,0 +1,318 @@
+"""One rank of the benchmark of sharded models, inside `paceline lab`: all paths interleaved; rank 0 writes JSON."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import resource
+import statistics
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import lab_bytes
+import sums
+import torch
+import torch.distributed as dist
+import train_floor
+import train_models
+import train_paths
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import paceline.torch
+
+OURS = "cpu:paceline,cuda:paceline"
+#: Steps before a path is timed, its first collectives among them.
+_WARM_UP = 6
+#: Seconds that the steps timed at a stretch should take, and the least of them.
+_STRETCH, _LEAST = 1.0, 3
+#: Seconds without an end of a stretch after which a path counts as hung.
+_HUNG = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a model is sharded and who carries it."""
+
+    text: str
+    ours: bool
+    hybrid: bool  # sharded in a node, copied over the nodes; else sharded over all ranks
+    reduce: int  # bytes of an element of a gradient between the nodes
+    compressed: bool = False  # between the nodes alone; in a node sums stay float32
+
+
+PATHS = {
+    "node": Way("no communication between nodes", False, True, 0),
+    "full-nccl": Way("sharded over all, NCCL's sockets", False, False, 4),
+    "full": Way("sharded over all, Paceline", True, False, 4),
+    "full-nccl-bf16": Way("the same, gradients bf16", False, False, 2),
+    "full-bf16": Way("the same, gradients bf16", True, False, 2),
+    "hybrid-nccl": Way("hybrid, NCCL's sockets", False, True, 4),
+    "hybrid": Way("hybrid, Paceline", True, True, 4),
+    "hybrid-nccl-bf16": Way("the same, gradients bf16", False, True, 2),
+    "hybrid-bf16": Way("the same, bf16 between nodes", True, True, 2, compressed=True),
+}
+
+
+def link_bytes(path: Way, elements: int, gathered_twice: int, nodes: int) -> float:
+    """Bytes that a node's link carries in one direction for a step.
+
+    elements: of the model; gathered_twice: of those that the backward pass gathers again. Parameters travel as bf16.
+    """
+    if path.reduce == 0 or nodes == 1:
+        return 0.0
+    others = (nodes - 1) / nodes
+    if path.hybrid:
+        return 2 * others * path.reduce * elements
+    return others * (2 * (elements + gathered_twice) + path.reduce * elements)
+
+
+def layers_of(module: nn.Module) -> nn.ModuleList:
+    """The module's stack of layers, each of which is sharded by itself."""
+    stacks = [m for m in module.modules() if isinstance(m, nn.ModuleList)]
+    if not stacks:
+        raise ValueError(f"{type(module).__name__} has no nn.ModuleList of layers to shard")
+    return max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()))
+
+
+class Variant:
+    """One path: its sharded model, its optimizer, what was measured."""
+
+    def __init__(self, name, workload, mesh, mixed):
+        self.name, self.path = name, PATHS[name]
+        self.model, self.inputs, self.loss_of = workload.module, workload.inputs, workload.loss
+        policy = MixedPrecisionPolicy()
+        if mixed:
+            low = self.path.reduce == 2 and not self.path.compressed
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16 if low else torch.float32)
+        layers = layers_of(self.model)
+        self.elements = sum(p.numel() for p in self.model.parameters())
+        self.gathered_twice = sum(p.numel() for p in layers.parameters())
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(self.model, mesh=mesh, mp_policy=policy)
+        self.optimizer = workload.optimizer(self.model.parameters())
+        self.rounds = []
+        self.iterations = _LEAST
+        self.expected = 0.0
+        self.losses = []
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss_of(self.model, self.inputs)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def shards(self):
+        """This rank's part of every parameter."""
+        return [p.to_local() for p in self.model.parameters() if p.to_local().numel()]
+
+
+class Bench:
+    def __init__(self, args):
+        self.args = args
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.slots = int(os.environ["PACELINE_LAB_SLOTS"])
+        self.nodes = self.size // self.slots
+        self.line = float(os.environ.get("PACELINE_LAB_RATE", "0")) / 8 * train_floor.TCP_SHARE
+        self.cuda = not args.smoke and torch.cuda.is_available()
+        self.device = torch.device("cuda", self.rank % torch.cuda.device_count()) if self.cuda else torch.device("cpu")
+        if self.cuda:
+            torch.cuda.set_device(self.device)
+        self.result = {"model": args.model, "nodes": self.nodes, "slots": self.slots, "paths": {}, "failed": {}}
+        self.variants = []
+        self._made = {}
+        self._alive, self._doing = time.monotonic(), "start"
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    # --- what all ranks agree on, beside the device --------------------------------------------------------------
+
+    def connect(self):
+        dist.init_process_group("nccl" if self.cuda else "gloo", device_id=self.device if self.cuda else None)
+        self.control = dist.new_group(backend="gloo")
+
+    def agreed(self, value, op=dist.ReduceOp.MAX):
+        word = torch.tensor([float(value)], dtype=torch.float64)
+        dist.all_reduce(word, op, group=self.control)
+        return word.item()
+
+    def barrier(self):
+        if self.cuda:
+            torch.cuda.synchronize()
+        dist.barrier(group=self.control)
+
+    def doing(self, what):
+        self._doing, self._alive = what, time.monotonic()
+
+    def _watch(self):
+        while time.monotonic() - self._alive < _HUNG:
+            time.sleep(0.5)
+        self.fail(f"{self._doing}: nothing for {_HUNG:.0f} s")
+
+    def fail(self, why):
+        """Keeps what was measured and ends this rank; the lab then ends the others."""
+        self.result["failed"][self._doing.split(":")[0]] = why
+        print(f"bench: {self._doing}: {why}", file=sys.stderr, flush=True)
+        self.write()
+        os._exit(3)
+
+    # --- the parts of a run ------------------------------------------------------------------------------------------
+
+    def mesh(self, path):
+        """The path's mesh: of all ranks, of this node's, or of nodes × ranks; ours and torch's have groups apart."""
+        kind = self.device.type
+        grid = torch.arange(self.size).view(self.nodes, self.slots)
+        backend = OURS if path.ours else None
+        if not path.hybrid:
+            return DeviceMesh.from_group(self._group(backend, range(self.size), False), kind)
+        shard = [self._group(backend, row, path.compressed) for row in grid.tolist()][self.rank // self.slots]
+        if path.reduce == 0:
+            return DeviceMesh.from_group(shard, kind)
+        replicate = [self._group(backend, row, path.compressed) for row in grid.t().tolist()][self.rank % self.slots]
+        if path.compressed:
+            paceline.torch.compress(replicate, "bf16")
+        return DeviceMesh.from_group([replicate, shard], kind, grid, mesh_dim_names=("replicate", "shard"))
+
+    def _group(self, backend, ranks, extra):
+        key = (backend, tuple(ranks), extra)
+        if key not in self._made:
+            self._made[key] = dist.new_group(list(ranks), backend=backend)
+        return self._made[key]
+
+    def prepare(self):
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        build = (train_models.SMOKE if self.args.smoke else train_models.MODELS)[self.args.model]
+        for name in self.args.paths:
+            self.doing(f"{name}: making")
+            torch.manual_seed(1)
+            workload = build(self.device, self.rank)
+            self.result["text"] = workload.text
+            variant = Variant(name, workload, self.mesh(PATHS[name]), self.cuda)
+            self.variants.append(variant)
+            for _ in range(_WARM_UP):
+                variant.losses.append(self.agreed(variant.step(), dist.ReduceOp.SUM) / self.size)
+            self.barrier()
+            started = time.perf_counter()
+            variant.step()
+            self.barrier()
+            took = self.agreed(time.perf_counter() - started)
+            variant.iterations = max(_LEAST, min(30, round(_STRETCH / took)))
+            variant.expected = took * (variant.iterations + 1)
+
+    def measure(self):
+        """Rounds until there are enough of them or time is up; every round visits every path, in another order."""
+        shuffled = random.Random(11)  # alike on all ranks
+        for index in range(self.args.rounds):
+            late = time.time() + sum(v.expected for v in self.variants) > self.args.until
+            if self.agreed(late):
+                break
+            for variant in shuffled.sample(self.variants, len(self.variants)):
+                self.doing(f"{variant.name}: round {index + 1}")
+                variant.rounds.append(self._stretch(variant))
+            self.summarise()
+            self.write()
+
+    def _stretch(self, variant):
+        variant.step()
+        self.barrier()
+        before, used = lab_bytes.read_links(), _cpu_seconds()
+        self.barrier()
+        started = time.perf_counter()
+        for _ in range(variant.iterations):
+            variant.step()
+        if self.cuda:
+            torch.cuda.synchronize()
+        took = time.perf_counter() - started
+        cores = (_cpu_seconds() - used) / took
+        self.barrier()
+        wire = lab_bytes.busiest(before, lab_bytes.read_links())
+        return {
+            "seconds": self.agreed(took) / variant.iterations,
+            "cores": self.agreed(cores, dist.ReduceOp.SUM) / self.size,
+            "wire": wire / variant.iterations,
+        }
+
+    def compare(self):
+        """A hybrid's shard has a copy on every node: their bits must be the same."""
+        for variant in self.variants:
+            self.doing(f"{variant.name}: comparing")
+            words = [None] * self.size
+            dist.all_gather_object(words, sums.checksum(variant.shards()), group=self.control)
+            if variant.path.hybrid and variant.path.reduce:
+                away = [rank for rank, word in enumerate(words) if word != words[rank % self.slots]]
+                if away:
+                    why = f"after the rounds ranks {away} have other parameters than their copies on node 0"
+                    self.result["failed"][variant.name] = why
+        self.write()
+
+    # --- results -----------------------------------------------------------------------------------------------------
+
+    def summarise(self):
+        node = next((v for v in self.variants if v.path.reduce == 0 and v.rounds), None)
+        compute = statistics.median(r["seconds"] for r in node.rounds) if node else 0.0
+        for variant in self.variants:
+            if not variant.rounds:
+                continue
+            figures = {key: statistics.median(r[key] for r in variant.rounds) for key in variant.rounds[0]}
+            size = link_bytes(variant.path, variant.elements, variant.gathered_twice, self.nodes)
+            if not self.cuda:  # without a policy all is float32
+                size = 0.0
+            figures.update(
+                text=variant.path.text,
+                rounds=[r["seconds"] for r in variant.rounds],
+                iterations=variant.iterations,
+                predicted=size,
+                floor=max(compute, size / self.line) if self.line and compute else None,
+                losses=variant.losses,
+            )
+            self.result["paths"][variant.name] = figures
+            self.result["parameters"] = variant.elements
+
+    def write(self):
+        if self.rank == 0 or self.result["failed"]:
+            name = self.args.out if self.rank == 0 else self.args.out.with_suffix(f".failed-{self.rank}.json")
+            temporary = name.with_suffix(f".{self.rank}.tmp")
+            temporary.write_text(json.dumps(self.result, indent=1))
+            temporary.replace(name)
+
+
+def _cpu_seconds():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--paths", nargs="+", required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--until", type=float, required=True, help="time.time() after which no round begins")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--smoke", action="store_true")
+    args = parser.parse_args()
+    os.environ["NCCL_HOSTID"] = f"node{int(os.environ['RANK']) // int(os.environ['PACELINE_LAB_SLOTS'])}"
+    bench = Bench(args)
+    try:
+        with train_paths.environment(PACELINE_CUDA_PATH="paceline"):  # what is measured, whatever a trial would choose
+            bench.connect()
+            bench.prepare()
+            bench.measure()
+            bench.compare()
+    except Exception:
+        bench.fail(traceback.format_exc())
+    bench.doing("end")
+    bench.write()
+    sys.stdout.flush()
+    os._exit(0)  # groups by the dozen: nothing is left to wait for
+
+
+if __name__ == "__main__":
+    main()
