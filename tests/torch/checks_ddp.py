@@ -19,6 +19,7 @@ from models import (
     mlp,
     paceline_off,
     pair,
+    square,
     train,
 )
 from torch.nn.parallel import DistributedDataParallel
@@ -29,10 +30,6 @@ from paceline._torch.ddp import attachment_of
 MODERN = hasattr(torch, "compile")
 dist.init_process_group("gloo")
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
-
-
-def square(model, step):
-    (model(batch(step, 5, 6)) ** 2).mean().backward()
 
 
 def refused(part, action):
@@ -200,62 +197,6 @@ def sync_batch_norm_stays_torchs_business():
         assert_same_gradients(ours, plain)
         for optimizer in optimizers:
             optimizer.step()
-
-
-def uneven(model, divide):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    steps = 2 + 2 * RANK
-    with model.join(divide_by_initial_world_size=divide):
-        for step in range(steps):
-            optimizer.zero_grad()
-            square(model, step)
-            optimizer.step()
-
-
-@check
-def join_with_uneven_inputs():
-    ours, plain = pair(mlp(8), bucket_cap_mb=2e-4)
-    for model in (ours, plain):
-        uneven(model, divide=True)
-    for a, b in zip(ours.parameters(), plain.parameters()):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-    assert_same_on_all_ranks(list(ours.parameters()))
-
-
-@check
-def join_divided_by_the_ranks_that_are_left():
-    ours, plain = pair(mlp(8))
-    for model in (ours, plain):
-        uneven(model, divide=False)
-    for a, b in zip(ours.parameters(), plain.parameters()):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-
-@check
-def join_divides_sparse_gradients_by_the_ranks_that_are_left_too():
-    """Beside dense ones and alone; the passes after it are divided by all again."""
-    if not MODERN:
-        return  # torch 1.13's own ranks end there: a joined one answers with dense gradients
-
-    def step(model, *words):
-        model.zero_grad()
-        (model(torch.tensor([words])) ** 2).sum().backward()
-
-    def assert_same():
-        for mine, theirs in zip(ours.parameters(), plain.parameters()):
-            torch.testing.assert_close(mine.grad.to_dense(), theirs.grad.to_dense())
-
-    for rest in ([mlp(8)], []):
-        embedding = torch.nn.EmbeddingBag(20, 6, sparse=True, mode="sum").double()
-        ours, plain = pair(torch.nn.Sequential(embedding, *rest), bucket_cap_mb=2e-4)
-        for model in (ours, plain):
-            with model.join(divide_by_initial_world_size=False):
-                for turn in range(2 + RANK):
-                    step(model, turn, RANK, 7)
-        assert_same()
-        for model in (ours, plain):
-            step(model, RANK, 3, 9)
-        assert_same()
 
 
 @check

@@ -65,6 +65,11 @@ def batch(step, *shape, dtype=torch.float64, rank=None):
     return torch.randn(*shape, generator=generator, dtype=dtype)
 
 
+def square(model, step):
+    """A backward pass of an mlp()."""
+    (model(batch(step, 5, 6)) ** 2).mean().backward()
+
+
 def gradients(model):
     return [p.grad for p in model.parameters() if p.grad is not None]
 
