@@ -130,6 +130,11 @@ def test_vs_gloo_takes_turns_and_writes_peer_lines(tmp_path):
         (["allreduce", "--dtype", "float8"], "float8"),
         (["allreduce", "--np", 2, "--bytes", "4,-1"], "--bytes: a size is from 0 to 1EiB"),
         (["allreduce", "--np", 2, "--codec", "topk", "--ratio", 0], "--ratio: a share is above 0"),
+        *(
+            (["allreduce", "--np", 2, "--link", rate], f"--link: a rate such as 1gbit or 300mbit is wanted, not {rate}")
+            for rate in ("fast", "infgbit", "nangbit", "-1gbit", "0gbit", "1e400gbit", "1e300tbit", "1gb")
+        ),
+        (["allreduce", "--np", 2, "--seconds", "nan"], "--seconds: nan is no number from 0.01 to 3600"),
     ],
 )
 def test_bad_words_are_named(words, named):
@@ -141,7 +146,6 @@ def test_bad_words_are_named(words, named):
 @pytest.mark.parametrize(
     "words",
     [
-        ["--link", "fast"],
         ["--json", "/nonexistent/x"],
         ["--vs", "gloo", "--python", "/nonexistent/python"],
     ],

@@ -1,12 +1,11 @@
 #include "cli/bench/links.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "cli/lab/byte_server.h"
+#include "cli/lab/options.h"
 
 namespace paceline::bench {
 
@@ -33,20 +32,8 @@ uint64_t busiest(const LinkBytes& before, const LinkBytes& after) {
   return most;
 }
 
-Result<double> parse_rate(const std::string& text) {
-  char* end = nullptr;
-  double number = std::strtod(text.c_str(), &end);
-  std::string unit = end;
-  double factor = unit == "gbit" ? 1e9 : unit == "mbit" ? 1e6 : unit == "kbit" ? 1e3 : 0;
-  if (end == text.c_str() || factor == 0 || !(number > 0)) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("--link {}: a rate such as 1gbit or 300mbit is wanted", text));
-  }
-  return number * factor;
-}
-
 Result<double> link_rate(const std::string& option) {
-  if (!option.empty()) return parse_rate(option);
+  if (!option.empty()) return lab::parse_rate(option);
   const char* rate = std::getenv("PACELINE_LAB_RATE");
   return rate == nullptr ? 0.0 : std::strtod(rate, nullptr);
 }

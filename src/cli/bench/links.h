@@ -18,9 +18,7 @@ std::optional<LinkBytes> read_links();
 /// The busiest link's busier direction between two readings.
 uint64_t busiest(const LinkBytes& before, const LinkBytes& after);
 
-/// "1gbit", "300mbit", "25gbit" in bits per second.
-Result<double> parse_rate(const std::string& text);
-/// --link, or the lab's rate, or 0.
+/// --link, or the lab's rate, or 0: bits per second.
 Result<double> link_rate(const std::string& option);
 
 }  // namespace paceline::bench

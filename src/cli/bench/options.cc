@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cli/bench/bench.h"
+#include "cli/lab/options.h"
 
 namespace paceline::bench {
 
@@ -19,6 +20,12 @@ std::string is_share(const std::string& text) {
   double share = 0;
   const bool is_good = CLI::detail::lexical_cast(text, share) && share > 0 && share <= 1;
   return is_good ? "" : "a share is above 0 and at most 1, not " + text;
+}
+
+/// 0 stands for none inside.
+std::string is_rate(const std::string& text) {
+  auto rate = lab::parse_rate(text);
+  return rate && *rate > 0 ? "" : "a rate such as 1gbit or 300mbit is wanted, not " + text;
 }
 
 }  // namespace
@@ -76,7 +83,7 @@ void declare(CLI::App& command, Options& o) {
                   "Operations per row and side (default: as fit into --seconds)")
       ->check(CLI::Range(1, 1'000'000));
   command.add_option("--seconds", o.seconds, "Time per row and side")
-      ->check(CLI::Range(0.01, 3600.0))
+      ->check(lab::number_from(0.01, 3600))
       ->capture_default_str();
   command.add_option("--turns", o.turns, "Blocks that each side's operations are divided into")
       ->check(CLI::Range(1, 1000))
@@ -85,9 +92,10 @@ void declare(CLI::App& command, Options& o) {
   command.add_option("--vs", o.versus, "Measure a peer in turns with ours: gloo")
       ->check(CLI::IsMember({"gloo"}));
   command.add_option("--python", o.python, "Interpreter that has torch, for --vs gloo");
-  command.add_option(
-      "--link", o.link,
-      "Rate of a node's link for the floor, such as 1gbit (inside a lab: the lab's)");
+  command
+      .add_option("--link", o.link,
+                  "Rate of a node's link for the floor, such as 1gbit (inside a lab: the lab's)")
+      ->check(is_rate);
   command.add_option("--np", o.np, "Start so many ranks on this machine")
       ->check(CLI::Range(1, 4096));
 }

@@ -55,7 +55,8 @@ Result<double> with_units(std::string_view text, std::span<const Unit> units,
   auto parts = split_number(text);
   if (parts.is_ok()) {
     for (const auto& unit : units) {
-      if (parts->second == unit.name) return parts->first * unit.factor;
+      const double value = parts->first * unit.factor;
+      if (parts->second == unit.name && std::isfinite(value)) return value;
     }
   }
   return invalid(fmt::format("'{}' is not understood; write it like {}", text, example));
@@ -99,6 +100,15 @@ Result<double> parse_share(std::string_view text) {
   return with_units(text, kUnits, "0.1%");
 }
 
+std::function<std::string(const std::string&)> number_from(double low, double high) {
+  return [low, high](const std::string& text) {
+    double number = 0;
+    const bool is_good =
+        CLI::detail::lexical_cast(text, number) && number >= low && number <= high;
+    return is_good ? "" : fmt::format("{} is no number from {:g} to {:g}", text, low, high);
+  };
+}
+
 std::string format_rate(double bps) {
   if (bps >= 1e9) return fmt::format("{:.4g} Gb/s", bps / 1e9);
   if (bps >= 1e6) return fmt::format("{:.4g} Mb/s", bps / 1e6);
@@ -116,7 +126,7 @@ void Flags::declare(CLI::App& app) {
   app.add_option("--loss", loss_, "packets lost on the way between two nodes: 0.1%");
   app.add_option("--profile", o.profile, "a cloud's link; --profiles lists them");
   app.add_option("--scale", o.scale, "multiply the profile's rates, to fit this machine")
-      ->check(CLI::Range(1e-4, 10.0));
+      ->check(number_from(1e-4, 10));
   app.add_option("--mtu", o.mtu, "of the links; 1500")->check(CLI::Range(576, 65535));
   app.add_option("--congestion", o.congestion, "TCP congestion control inside the lab; cubic");
   app.add_option("--json", o.json, "write the report to this file");

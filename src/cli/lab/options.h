@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -57,6 +58,8 @@ Result<double> parse_rate(std::string_view text);
 Result<std::chrono::nanoseconds> parse_duration(std::string_view text);
 /// "0.1%": a share from 0 to 1.
 Result<double> parse_share(std::string_view text);
+/// A check for CLI11's options: CLI::Range lets "nan" through.
+std::function<std::string(const std::string&)> number_from(double low, double high);
 /// "1 Gb/s", "300 Mb/s".
 std::string format_rate(double bps);
 

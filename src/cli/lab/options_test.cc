@@ -24,7 +24,7 @@ TEST(Options, RatesDurationsShares) {
   EXPECT_EQ(parse_duration("100us").value(), std::chrono::microseconds(100));
   EXPECT_EQ(parse_duration("0.5ms").value(), std::chrono::microseconds(500));
   EXPECT_DOUBLE_EQ(parse_share("0.1%").value(), 0.001);
-  for (const char* bad : {"", "gbit", "1", "1gbps", "1 gbit", "nan", "infgbit", "1e999gbit"}) {
+  for (const char* bad : {"", "gbit", "1", "1gbps", "1 gbit", "nan", "infgbit", "1e999gbit", "1e300tbit"}) {
     EXPECT_FALSE(parse_rate(bad).is_ok()) << bad;
   }
   for (const char* bad : {"0.1", "1", "%", "x%"}) EXPECT_FALSE(parse_share(bad).is_ok()) << bad;
@@ -64,6 +64,9 @@ TEST(Options, ErrorsNameTheFlag) {
   EXPECT_NE(message({"--loss", "60%"}).find("--loss"), std::string::npos);
   EXPECT_NE(message({"--per-flow", "2gbit"}).find("--per-flow"), std::string::npos);
   EXPECT_NE(message({"--profile", "none"}).find("gcp-50g"), std::string::npos);
+  for (const std::string scale : {"nan", "-nan", "inf", "0", "-1", "1e400", "11", "", "1x"})
+    EXPECT_THROW((void)parse({"--profile", "aws-10g", "--scale", scale}), CLI::ValidationError)
+        << scale;
   EXPECT_NE(message({"--profile", "aws-10g", "--rate", "1gbit"}).find("--profile aws-10g caps"),
             std::string::npos);
 }
