@@ -103,8 +103,7 @@ Result<double> parse_share(std::string_view text) {
 std::function<std::string(const std::string&)> number_from(double low, double high) {
   return [low, high](const std::string& text) {
     double number = 0;
-    const bool is_good =
-        CLI::detail::lexical_cast(text, number) && number >= low && number <= high;
+    const bool is_good = CLI::detail::lexical_cast(text, number) && number >= low && number <= high;
     return is_good ? "" : fmt::format("{} is no number from {:g} to {:g}", text, low, high);
   };
 }

@@ -24,7 +24,8 @@ TEST(Options, RatesDurationsShares) {
   EXPECT_EQ(parse_duration("100us").value(), std::chrono::microseconds(100));
   EXPECT_EQ(parse_duration("0.5ms").value(), std::chrono::microseconds(500));
   EXPECT_DOUBLE_EQ(parse_share("0.1%").value(), 0.001);
-  for (const char* bad : {"", "gbit", "1", "1gbps", "1 gbit", "nan", "infgbit", "1e999gbit", "1e300tbit"}) {
+  for (const char* bad :
+       {"", "gbit", "1", "1gbps", "1 gbit", "nan", "infgbit", "1e999gbit", "1e300tbit"}) {
     EXPECT_FALSE(parse_rate(bad).is_ok()) << bad;
   }
   for (const char* bad : {"0.1", "1", "%", "x%"}) EXPECT_FALSE(parse_share(bad).is_ok()) << bad;
