@@ -431,6 +431,18 @@ def operations_on_two_groups_interleave():
 
 
 @check
+def a_group_in_a_job_whose_ranks_have_a_device():
+    """As in `init_process_group("nccl", device_id=…)`, from where on torch asks every backend what it can do."""
+    if not MODERN:
+        return
+    group = dist.new_group(backend="cpu:paceline,cuda:paceline", device_id=torch.device("cuda", 0))
+    salt = next(SERIAL)
+    tensor = data(RANK, (100,), salt=salt)
+    dist.all_reduce(tensor, group=group)
+    assert_sum(tensor, everyone((100,), salt=salt), torch.float32)
+
+
+@check
 def coalesced_operations():
     tensors = [torch.full((3,), float(RANK)), torch.full((2, 2), 2.0 * RANK)]
     dist.all_reduce_coalesced(tensors)

@@ -69,6 +69,11 @@ def _made(endpoint, timeout, owner, options):
 class _Operations:
     """torch's methods; tensors live on the CPU, of any dtype and layout."""
 
+    # torch asks for these wherever a job has a device of its own, of whole process groups too. Where a backend is made
+    # in Python it asks Python, finds its own question, and asks again.
+    supports_splitting = supports_shrinking = supports_window = supports_reconfigure = False
+    _supports_time_estimate = False
+
     def __init__(self, endpoint, timeout, owner):
         super().__init__(endpoint.rank, endpoint.size)
         self.paceline_endpoint = endpoint
@@ -538,10 +543,6 @@ if _IS_BACKEND:
 
     class PacelineBackend(ByDevice, _Operations, _Backend):
         """Newer torch's flavour: one of the backends of a process group."""
-
-        # torch asks Python for these, finds its own question, and asks again.
-        supports_splitting = supports_shrinking = supports_window = supports_reconfigure = False
-        _supports_time_estimate = False
 
         @property
         def options(self):
