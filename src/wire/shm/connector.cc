@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/log.h"
 
@@ -21,6 +22,7 @@ namespace {
 constexpr std::size_t kIncomingLimit = 256;
 constexpr Time kIncomingPatience = 30 * kSecond;
 constexpr Time kRetry = 2 * kMillisecond;
+constexpr Time kListenerPause = 100 * kMillisecond;
 constexpr Time kAwait = 20 * kMillisecond;  // for the other connection of a pair
 
 pid_t peer_pid(int socket) {
@@ -91,7 +93,7 @@ void Connector::progress(Time now, std::vector<Outcome>& outcomes) {
 }
 
 Time Connector::next_timer() const {
-  Time next = kNever;
+  Time next = listen_again_at_;
   for (const auto& in : incoming_) next = std::min(next, in.deadline);
   for (Rank rank : active_) {
     const auto& out = *candidates_[static_cast<std::size_t>(rank)].outgoing;
@@ -102,10 +104,34 @@ Time Connector::next_timer() const {
 
 // ---- accepting
 
+void Connector::listen_for(uint32_t events) const {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = epoll_key_;
+  (void)::epoll_ctl(epoll_, EPOLL_CTL_MOD, listener_.fd(), &event);
+}
+
+/// The listener stays readable while calls wait: who polls would spin.
+void Connector::stop_listening(Time now) {
+  listen_for(0);
+  listen_again_at_ = after(now, kListenerPause);
+}
+
 void Connector::accept_all(Time now) {
-  while (incoming_.size() < kIncomingLimit) {
+  if (now < listen_again_at_ && listen_again_at_ != kNever) return;
+  if (std::exchange(listen_again_at_, kNever) != kNever) listen_for(EPOLLIN);
+  for (;;) {
+    if (incoming_.size() >= kIncomingLimit) return stop_listening(now);
     Fd socket = listener_.accept();
-    if (!socket) return;
+    if (!socket) {
+      if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
+      if (log::first("shm-accept")) {
+        log::warning(
+            "no descriptor or memory for the call of a rank of this node ({}): raise 'ulimit -n'",
+            std::strerror(errno));
+      }
+      return stop_listening(now);
+    }
     watch(socket.get());
     Incoming in;
     in.socket = std::move(socket);

@@ -67,6 +67,8 @@ class Connector {
     std::unique_ptr<Outgoing> outgoing;
   };
 
+  void listen_for(uint32_t events) const;
+  void stop_listening(Time now);
   void accept_all(Time now);
   void step_incoming(Incoming& in, Time now, std::vector<Outcome>& outcomes);
   void take_hello(Incoming& in, const Hello& hello);
@@ -87,6 +89,7 @@ class Connector {
 
   const ShmOptions& options_;
   Listener listener_;
+  Time listen_again_at_ = kNever;  ///< kNever: it is listened to
   int bell_;
   int epoll_;
   uint64_t epoll_key_;

@@ -8,6 +8,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <optional>
 
 #include "base/testing/no_descriptors.h"
@@ -176,6 +178,42 @@ TEST(Scarcity, ConnectingWithFewDescriptorsWorksOrIsNamed) {
       EXPECT_LT(spare, 8) << text;
     });
   }
+}
+
+TEST(Scarcity, WithoutDescriptorsCallersWaitAndNobodySpins) {
+  run_ranks(2, [](Node& node) {
+    std::FILE* said = std::tmpfile();
+    ASSERT_NE(said, nullptr);
+    if (node.rank == 1) ::dup2(::fileno(said), STDERR_FILENO);
+    std::optional<paceline::testing::NoDescriptors> none;
+    if (node.rank == 1) none.emplace();
+    node.meet();
+    std::vector<std::byte> word(8);
+    if (node.rank == 0) {
+      node.channel->send(1, 1, 0, word, 1);
+      for (int i = 0; i < 10; ++i) node.step();
+    }
+    node.meet();
+    if (node.rank == 1) {
+      const Time end = node.clock.now() + 350 * kMillisecond;
+      int looks = 0;
+      for (; node.clock.now() < end; ++looks) node.step(true);
+      EXPECT_LT(looks, 50) << "the listener is readable all the time";
+      EXPECT_TRUE(node.losses.empty());
+      none.reset();
+      node.channel->receive(0, 1, 0, {word.data(), nullptr, word.size()}, 1);
+    }
+    EXPECT_TRUE(node.wait(1).status.is_ok());
+    talk(node, 1 - node.rank, 5000);
+    node.meet();
+    if (node.rank == 0) return;
+    std::array<char, 4096> text{};
+    std::rewind(said);
+    const std::string lines(text.data(), std::fread(text.data(), 1, text.size(), said));
+    const auto first = lines.find("raise 'ulimit -n'");
+    EXPECT_NE(first, std::string::npos) << lines;
+    EXPECT_EQ(lines.find("raise 'ulimit -n'", first + 1), std::string::npos) << lines;
+  });
 }
 #endif
 
