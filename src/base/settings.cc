@@ -37,22 +37,6 @@ Family family_of(Face face) {
   return Family::kPaceline;
 }
 
-std::string_view face_name(Face face) {
-  switch (face) {
-    case Face::kPerseus:
-      return "perseus";
-    case Face::kTiacc:
-      return "tiacc_training";
-    case Face::kLight:
-      return "light";
-    case Face::kHorovod:
-      return "horovod";
-    case Face::kPaceline:
-      break;
-  }
-  return "paceline";
-}
-
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   while (true) {
@@ -304,6 +288,22 @@ Result<std::vector<Candidate>> candidates(const SettingRow& row, Face face,
 }
 
 }  // namespace
+
+std::string_view face_name(Face face) {
+  switch (face) {
+    case Face::kPerseus:
+      return "perseus";
+    case Face::kTiacc:
+      return "tiacc_training";
+    case Face::kLight:
+      return "light";
+    case Face::kHorovod:
+      return "horovod";
+    case Face::kPaceline:
+      break;
+  }
+  return "paceline";
+}
 
 Result<Face> parse_face(std::string_view name) {
   for (Face face : {Face::kPaceline, Face::kPerseus, Face::kTiacc, Face::kLight, Face::kHorovod})

@@ -20,6 +20,7 @@ namespace paceline {
 enum class Face { kPaceline, kPerseus, kTiacc, kLight, kHorovod };
 /// "perseus" → kPerseus …; empty or null: kPaceline.
 Result<Face> parse_face(std::string_view name);
+std::string_view face_name(Face face);
 
 /// Reads a variable; nullopt when it is not set. The process environment unless a test hands in
 /// another.

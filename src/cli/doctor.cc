@@ -38,17 +38,12 @@ const char* mark(Verdict verdict) {
   return "?";
 }
 
-int print_settings(const Options& options) {
+int print_settings(const Options& options, Face face) {
   if (options.markdown) {
     std::cout << Settings::to_markdown();
     return 0;
   }
-  auto face = parse_face(options.face);
-  if (!face.is_ok()) {
-    std::cerr << "paceline doctor: " << face.status().message() << "\n";
-    return 2;
-  }
-  auto settings = Settings::load(face.value());
+  auto settings = Settings::load(face);
   if (!settings.is_ok()) {
     std::cerr << "paceline doctor: " << settings.status().message() << "\n";
     return 1;
@@ -66,11 +61,15 @@ int print_settings(const Options& options) {
   return 0;
 }
 
-int diagnose(const Options& options) {
+int diagnose(const Options& options, Face face) {
   Findings findings;
-  for (auto check : {check_settings, check_machine, check_shared_memory, check_network,
-                     check_libraries, check_launchers, check_lab})
-    check(findings);
+  check_settings(findings, face);
+  check_machine(findings);
+  check_shared_memory(findings);
+  check_network(findings, face);
+  check_libraries(findings);
+  check_launchers(findings, face);
+  check_lab(findings);
   if (options.json) {
     auto out = nlohmann::json::array();
     for (const auto& f : findings)
@@ -109,16 +108,31 @@ void check_codec(const Settings& settings, Findings& findings) {
        "or raise PACELINE_TOPK_RATIO (docs/gpu.md, Convergence)"});
 }
 
+int doctor(const Options& options) {
+  auto face = parse_face(options.face);
+  if (!face.is_ok()) {
+    std::cerr << "paceline doctor: " << face.status().message() << "\n";
+    return 2;
+  }
+  return options.settings || options.markdown ? print_settings(options, *face)
+                                              : diagnose(options, *face);
+}
+
 }  // namespace
 
-void check_settings(Findings& findings) {
-  auto settings = Settings::load(Face::kPaceline);
+void check_settings(Findings& findings, Face face) {
+  auto settings = Settings::load(face);
   if (!settings.is_ok()) {
     findings.push_back({"settings", Verdict::kFailure, settings.status().message(),
                         "see paceline doctor --settings"});
     return;
   }
-  findings.push_back({"settings", Verdict::kGood, "no contradiction", ""});
+  findings.push_back(
+      {"settings", Verdict::kGood,
+       fmt::format("no contradiction{}", face == Face::kPaceline
+                                             ? ""
+                                             : fmt::format(" under the face {}", face_name(face))),
+       ""});
   for (const auto& warning : settings->warnings())
     findings.push_back({"settings", Verdict::kNote, warning, "unset it to silence this"});
   check_codec(*settings, findings);
@@ -158,12 +172,10 @@ void add_doctor(CLI::App& app, Invocation& invocation) {
                     "every setting, its value and where it came from");
   command->add_flag("--markdown", options->markdown, "with --settings: the manual page");
   command->add_flag("--json", options->json, "for programs");
-  command->add_option("--face", options->face,
-                      "whose defaults hold: paceline, perseus, tiacc_training, light, horovod");
-  command->callback([options, &invocation] {
-    invocation.exit_code =
-        options->settings || options->markdown ? print_settings(*options) : diagnose(*options);
-  });
+  command->add_option(
+      "--face", options->face,
+      "whose defaults and variables hold: paceline, perseus, tiacc_training, light, horovod");
+  command->callback([options, &invocation] { invocation.exit_code = doctor(*options); });
 }
 
 }  // namespace paceline::cli

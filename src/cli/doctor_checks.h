@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "base/settings.h"
+
 namespace paceline::cli {
 
 enum class Verdict {
@@ -21,12 +23,13 @@ struct Finding {
 };
 using Findings = std::vector<Finding>;
 
-void check_settings(Findings& findings);       ///< the environment's variables, the secret
+// Face: whose defaults and variables hold.
+void check_settings(Findings& findings, Face face);  ///< the environment's variables, the secret
 void check_machine(Findings& findings);        ///< cores, memory, kernel, threads per rank, limits
 void check_shared_memory(Findings& findings);  ///< /dev/shm, memfd, process_vm_readv
-void check_network(Findings& findings);        ///< interfaces, host name, TCP limits
-void check_libraries(Findings& findings);      ///< CUDA driver, NCCL, PMIx: found at run time
-void check_launchers(Findings& findings);  ///< the environment's launcher, programs to start jobs
-void check_lab(Findings& findings);        ///< what `paceline lab` needs
+void check_network(Findings& findings, Face face);  ///< interfaces, host name, TCP limits
+void check_libraries(Findings& findings);           ///< CUDA driver, NCCL, PMIx: found at run time
+void check_launchers(Findings& findings, Face face);  ///< the environment's, and programs
+void check_lab(Findings& findings);                   ///< what `paceline lab` needs
 
 }  // namespace paceline::cli

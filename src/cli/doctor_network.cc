@@ -40,7 +40,7 @@ std::set<std::string> interfaces_up() {
   return names;
 }
 
-void check_interfaces(Findings& findings) {
+void check_interfaces(Findings& findings, Face face) {
   auto names = interfaces_up();
   if (names.empty()) {
     findings.push_back({"network", Verdict::kNote, "no interface besides loopback is up",
@@ -57,7 +57,7 @@ void check_interfaces(Findings& findings) {
   }
   findings.push_back({"network", Verdict::kGood, text, ""});
   // Other families' variables, and NCCL's, set it too. What is wrong with the settings is another finding.
-  auto settings = Settings::load(Face::kPaceline);
+  auto settings = Settings::load(face);
   if (!settings.is_ok() || settings->text("interface").empty()) return;
   const auto found = bootstrap::choose_interface(
       settings->text("interface"), bootstrap::interfaces(), false, settings->source("interface"));
@@ -105,8 +105,8 @@ bool program_exists(const std::string& name) {
 
 }  // namespace
 
-void check_network(Findings& findings) {
-  check_interfaces(findings);
+void check_network(Findings& findings, Face face) {
+  check_interfaces(findings, face);
   check_name(findings);
   check_tcp(findings);
 }
@@ -128,7 +128,7 @@ void check_lab(Findings& findings) {
                       fmt::format("can make nodes with shaped links here ({})", *privileges), ""});
 }
 
-void check_launchers(Findings& findings) {
+void check_launchers(Findings& findings, Face face) {
   std::string found;
   for (const char* name : {"torchrun", "mpirun.openmpi", "mpirun.mpich", "mpirun", "srun", "ssh"})
     if (program_exists(name)) found += std::string(found.empty() ? "" : ", ") + name;
@@ -140,7 +140,7 @@ void check_launchers(Findings& findings) {
   if (rank && !world)
     findings.push_back({"launcher", Verdict::kFailure, "RANK is set but WORLD_SIZE is not",
                         "start the script with torchrun or paceline run"});
-  auto settings = Settings::load(Face::kPaceline);
+  auto settings = Settings::load(face);
   if (port && settings.is_ok() && settings->integer("port") == std::strtol(port, nullptr, 10))
     findings.push_back({"ports", Verdict::kFailure,
                         fmt::format("MASTER_PORT and Paceline's port are both {}", port),

@@ -144,7 +144,18 @@ def test_settings_show_value_and_source():
 def test_faces_have_their_own_defaults():
     rows = {r["variable"]: r for r in json.loads(doctor("--settings", "--json", "--face", "perseus").stdout)}
     assert rows["PACELINE_CODEC"]["value"] == "fp16"
-    assert doctor("--settings", "--face", "nobody").returncode == 2
+    for arguments in ([], ["--settings"], ["--json"]):
+        done = doctor("--face", "nobody", *arguments)
+        assert done.returncode == 2 and "face 'nobody' is not one of" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("face", ["horovod", "perseus"])
+def test_the_checks_are_made_under_a_face(face):
+    """Where two families' variables contradict each other its own counts, as for the ranks."""
+    names = {"horovod": "HOROVOD_GLOO_IFACE", "perseus": "PERSEUS_GLOO_NETWORK_INTERFACE"}
+    done = doctor("--json", "--face", face, **dict.fromkeys(names.values(), "nosuchnic"))
+    found = {f["subject"]: f["found"] for f in json.loads(done.stdout)}
+    assert names[face] in found["interface"] and face in found["settings"]
 
 
 def test_the_manual_page_is_up_to_date():
