@@ -8,7 +8,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <ctime>
+
+#include "base/log.h"
 
 namespace paceline::wire {
 namespace {
@@ -42,37 +45,51 @@ class SigpipeGuard {
 
 }  // namespace
 
+// False: not now, or, where usable_ has become false, not at all.
 bool PageLender::open() {
   if (read_end_.valid()) return true;
-  int ends[2];
-  if (::pipe2(ends, O_NONBLOCK | O_CLOEXEC) != 0) return false;
-  read_end_.reset(ends[0]);
-  write_end_.reset(ends[1]);
-  nowhere_.reset(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  int ends[2] = {-1, -1};
+  if (::pipe2(ends, O_NONBLOCK | O_CLOEXEC) == 0) {
+    read_end_.reset(ends[0]);
+    write_end_.reset(ends[1]);
+    nowhere_.reset(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  }
+  if (!nowhere_.valid()) {
+    const int error = errno;
+    close();
+    usable_ = error == EMFILE || error == ENFILE || error == ENOMEM;
+    if (usable_ && log::first("tcp pages")) {
+      log::warning(
+          "no descriptors to lend memory to the network ({}): it is copied until there are; raise "
+          "'ulimit -n'",
+          std::strerror(error));
+    }
+    return false;
+  }
   // Where the kernel grants no more, the pipe's 64 KiB do: pieces then take more calls.
   ::fcntl(write_end_.get(), F_SETPIPE_SZ, kPipeBytes);
   int size = ::fcntl(write_end_.get(), F_GETPIPE_SZ);
   at_once_ = std::min<std::size_t>(kAtOnce, size > 0 ? static_cast<std::size_t>(size) : 0);
-  return nowhere_.valid() && at_once_ >= kWorthwhile;
+  usable_ = at_once_ >= kWorthwhile;
+  return usable_;
+}
+
+void PageLender::close() {
+  read_end_.reset();
+  write_end_.reset();
+  nowhere_.reset();
 }
 
 void PageLender::drop(std::size_t bytes) {
   while (bytes > 0) {
     ssize_t n = ::splice(read_end_.get(), nullptr, nowhere_.get(), nullptr, bytes, 0);
-    if (n <= 0) {  // never seen; a new pipe is as good
-      read_end_.reset();
-      write_end_.reset();
-      return;
-    }
+    if (n <= 0) return close();  // never seen; a new pipe is as good
     bytes -= static_cast<std::size_t>(n);
   }
 }
 
 PageLender::Sent PageLender::send_some(int socket, std::span<const std::byte> data) {
-  if (!usable_ || !open()) {
-    usable_ = false;
-    return {Outcome::kUnsuitable, 0, 0};
-  }
+  if (!usable_ || !open()) return {Outcome::kUnsuitable, 0, 0};
   iovec part{const_cast<std::byte*>(data.data()), std::min(data.size(), at_once_)};
   ssize_t in_pipe = ::vmsplice(write_end_.get(), &part, 1, SPLICE_F_NONBLOCK);
   if (in_pipe <= 0) {

@@ -31,8 +31,8 @@ class PageLender {
   /// Shorter payloads are cheaper to copy.
   static constexpr std::size_t kWorthwhile = 16 * 1024;
 
-  /// `wanted` false: never used. Without pipes, or where a sandbox forbids the calls, it turns itself
-  /// off at its first use.
+  /// `wanted` false: never used. Where a sandbox forbids the calls it turns itself off at its first use; for want of
+  /// descriptors memory is copied meanwhile, which the log says once.
   explicit PageLender(bool wanted) : usable_(wanted) {}
 
   [[nodiscard]] bool usable() const { return usable_; }
@@ -55,6 +55,7 @@ class PageLender {
 
  private:
   bool open();
+  void close();
   void drop(std::size_t bytes);
 
   bool usable_;
