@@ -8,7 +8,8 @@
 Each model is one `paceline lab` launch with a process a GPU that holds every path and visits them in turn; medians of
 the rounds count. `full`: parameters sharded over all ranks; `hybrid`: over a node's, with a copy on each node; `node`:
 hybrid without the sum over nodes. The floor is the greater of `node` and the path's bytes on a node's link at 95 % of
-the line. Written as it goes: OUT/sharded.json, sharded.txt.
+the line with what can't be hidden behind them: the update, a hybrid's forward pass. Written as it goes:
+OUT/sharded.json, sharded.txt.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def run_model(model, args, until, first):
     command += ["--rate", args.rate, "--grace", "2s", *([] if first else ["--no-calibration"]), "--"]
     command += [sys.executable, str(HERE / "sharded_rank.py"), "--model", model, "--out", str(figures)]
     command += ["--rounds", str(args.rounds), "--until", f"{until:.1f}", *(["--smoke"] if args.smoke else [])]
-    command += ["--paths", *args.paths]
+    command += ["--paths", *args.paths, "--profile", *args.profile]
     env = {**rank_environment(args.rate), "OMP_NUM_THREADS": "4"}
     env.update({"CUDA_VISIBLE_DEVICES": ""} if args.smoke else {})
     process = subprocess.Popen(command, env=env)
@@ -65,13 +66,31 @@ def table(result):
     return "\n".join(lines)
 
 
+def path_of(text):
+    """A path, or one of ours with settings of its own after @."""
+    name, at, rest = text.partition("@")
+    if name not in PATHS:
+        raise argparse.ArgumentTypeError(f"{name} is not known; there are {', '.join(PATHS)}")
+    if at and not all("=" in one for one in rest.split(",")):
+        raise argparse.ArgumentTypeError(f"{text}: after @ write NAME=VALUE, several with commas")
+    return text
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--slots", type=int, default=2, help="GPUs on each node")
     parser.add_argument("--rate", default="25gbit", help="of each node's link, both directions")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt2"], metavar="MODEL")
-    parser.add_argument("--paths", nargs="+", choices=PATHS, default=list(PATHS), metavar="PATH")
+    parser.add_argument(
+        "--paths",
+        nargs="+",
+        type=path_of,
+        default=list(PATHS),
+        metavar="PATH",
+        help="full@PACELINE_LANES=2: with settings",
+    )
+    parser.add_argument("--profile", nargs="+", default=[], metavar="PATH", help="write the GPU's trace of these, too")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--limit", type=float, default=300, help="seconds in all")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench-gpu")

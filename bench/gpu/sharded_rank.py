@@ -46,6 +46,13 @@ class Way:
     hybrid: bool  # sharded in a node, copied over the nodes; else sharded over all ranks
     reduce: int  # bytes of an element of a gradient between the nodes
     compressed: bool = False  # between the nodes alone; in a node sums stay float32
+    settings: tuple = ()  # PACELINE_* variables of its own
+
+
+def way_of(name: str) -> Way:
+    """Of "full@PACELINE_LANES=2": a path with settings of its own."""
+    name, own = train_paths.parts(name)
+    return dataclasses.replace(PATHS[name], settings=tuple(own.items()))
 
 
 PATHS = {
@@ -86,7 +93,7 @@ class Variant:
     """One path: its sharded model, its optimizer, what was measured."""
 
     def __init__(self, name, workload, mesh, mixed):
-        self.name, self.path = name, PATHS[name]
+        self.name, self.path = name, way_of(name)
         self.model, self.inputs, self.loss_of = workload.module, workload.inputs, workload.loss
         policy = MixedPrecisionPolicy()
         if mixed:
@@ -171,12 +178,13 @@ class Bench:
         kind = self.device.type
         grid = torch.arange(self.size).view(self.nodes, self.slots)
         backend = OURS if path.ours else None
+        extra = (path.compressed, path.settings)
         if not path.hybrid:
-            return DeviceMesh.from_group(self._group(backend, range(self.size), False), kind)
-        shard = [self._group(backend, row, path.compressed) for row in grid.tolist()][self.rank // self.slots]
+            return DeviceMesh.from_group(self._group(backend, range(self.size), extra), kind)
+        shard = [self._group(backend, row, extra) for row in grid.tolist()][self.rank // self.slots]
         if path.reduce == 0:
             return DeviceMesh.from_group(shard, kind)
-        replicate = [self._group(backend, row, path.compressed) for row in grid.t().tolist()][self.rank % self.slots]
+        replicate = [self._group(backend, row, extra) for row in grid.t().tolist()][self.rank % self.slots]
         if path.compressed:
             paceline.torch.compress(replicate, "bf16")
         return DeviceMesh.from_group([replicate, shard], kind, grid, mesh_dim_names=("replicate", "shard"))
@@ -195,10 +203,11 @@ class Bench:
             torch.manual_seed(1)
             workload = build(self.device, self.rank)
             self.result["text"] = workload.text
-            variant = Variant(name, workload, self.mesh(PATHS[name]), self.cuda)
-            self.variants.append(variant)
-            for _ in range(_WARM_UP):
-                variant.losses.append(self.agreed(variant.step(), dist.ReduceOp.SUM) / self.size)
+            with train_paths.environment(**dict(way_of(name).settings)):  # read at a group's first collective
+                variant = Variant(name, workload, self.mesh(way_of(name)), self.cuda)
+                self.variants.append(variant)
+                for _ in range(_WARM_UP):
+                    variant.losses.append(self.agreed(variant.step(), dist.ReduceOp.SUM) / self.size)
             self.barrier()
             started = time.perf_counter()
             variant.step()
@@ -206,6 +215,29 @@ class Bench:
             took = self.agreed(time.perf_counter() - started)
             variant.iterations = max(_LEAST, min(30, round(_STRETCH / took)))
             variant.expected = took * (variant.iterations + 1)
+            if variant.path.reduce == 0:
+                self._measure_phases(variant)
+
+    def _measure_phases(self, variant):
+        """What no link can hide behind: a hybrid's first gradient follows the forward pass, the update the last one."""
+        parts = []
+        for _ in range(5):
+            self.barrier()
+            marks = [time.perf_counter()]
+            variant.optimizer.zero_grad(set_to_none=True)
+            loss = variant.loss_of(variant.model, variant.inputs)
+            self.barrier()
+            marks.append(time.perf_counter())
+            loss.backward()
+            self.barrier()
+            marks.append(time.perf_counter())
+            variant.optimizer.step()
+            self.barrier()
+            marks.append(time.perf_counter())
+            parts.append([b - a for a, b in zip(marks, marks[1:])])
+        names = ("forward_s", "backward_s", "optimizer_s")
+        for name, column in zip(names, zip(*parts)):
+            self.result[name] = self.agreed(statistics.median(column))
 
     def measure(self):
         """Rounds until there are enough of them or time is up; every round visits every path, in another order."""
@@ -219,6 +251,22 @@ class Bench:
                 variant.rounds.append(self._stretch(variant))
             self.summarise()
             self.write()
+
+    def profile(self):
+        """After the rounds: two steps of each path asked for, as torch's profiler sees the GPU on rank 0."""
+        for variant in self.variants:
+            if variant.name not in self.args.profile:
+                continue
+            self.doing(f"{variant.name}: profile")
+            variant.step()
+            self.barrier()
+            kind = torch.profiler.ProfilerActivity
+            with torch.profiler.profile(activities=[kind.CUDA if self.cuda else kind.CPU]) as profiler:
+                for _ in range(2):
+                    variant.step()
+                self.barrier()
+            if self.rank == 0:
+                profiler.export_chrome_trace(str(self.args.out.with_name(f"sharded.{variant.name}.trace.json.gz")))
 
     def _stretch(self, variant):
         variant.step()
@@ -270,11 +318,16 @@ class Bench:
                 rounds=[r["seconds"] for r in variant.rounds],
                 iterations=variant.iterations,
                 predicted=size,
-                floor=max(compute, size / self.line) if self.line and compute else None,
+                floor=self._floor(variant.path, size, compute) if self.line and compute else None,
                 losses=variant.losses,
             )
             self.result["paths"][variant.name] = figures
             self.result["parameters"] = variant.elements
+
+    def _floor(self, path, size, compute):
+        """Seconds: computing, or the bytes, before which a hybrid has its forward pass and after which all update."""
+        update = self.result["optimizer_s"] / (1 if path.hybrid else self.nodes)  # of a smaller shard
+        return max(compute, size / self.line + update + (self.result["forward_s"] if path.hybrid else 0.0))
 
     def write(self):
         if self.rank == 0 or self.result["failed"]:
@@ -297,6 +350,7 @@ def main():
     parser.add_argument("--until", type=float, required=True, help="time.time() after which no round begins")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--profile", nargs="*", default=[])
     args = parser.parse_args()
     os.environ["NCCL_HOSTID"] = f"node{int(os.environ['RANK']) // int(os.environ['PACELINE_LAB_SLOTS'])}"
     bench = Bench(args)
@@ -306,6 +360,7 @@ def main():
             bench.prepare()
             bench.measure()
             bench.compare()
+            bench.profile()
     except Exception:
         bench.fail(traceback.format_exc())
     bench.doing("end")
