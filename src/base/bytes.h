@@ -16,6 +16,13 @@ namespace paceline {
 
 static_assert(std::endian::native == std::endian::little, "big-endian machines are not supported");
 
+/// The beginning of `text`, at most `limit` bytes; a UTF-8 character is left out rather than cut.
+inline std::string_view shortened(std::string_view text, std::size_t limit) {
+  if (text.size() <= limit) return text;
+  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0U) == 0x80U) --limit;
+  return text.substr(0, limit);
+}
+
 /// Appends fields to a growing buffer.
 class ByteWriter {
  public:

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/bytes.h"
+#include "bootstrap/kv.h"
 
 namespace paceline::bootstrap {
 namespace {
@@ -12,6 +13,8 @@ constexpr uint32_t kTableMagic = 0x54504c31;
 constexpr uint32_t kNoteMagic = 0x4e504c31;
 constexpr std::size_t kMaxSettings = 256;
 constexpr std::size_t kMaxText = 4096;
+/// A note of a failure must fit into a value of the key-value space: magic, kind, code and length stand before its text.
+constexpr std::size_t kMaxReason = kValueLimit - 4 - 1 - 4 - 4;
 
 Status corrupted(const char* what) {
   return {Code::kCorrupted, fmt::format("{}: the bytes are not what this version writes", what)};
@@ -101,7 +104,7 @@ std::vector<std::byte> encode_note(const JoinNote& note) {
       break;
     case NoteKind::kFailed:
       out.put(static_cast<int32_t>(note.code));
-      out.put_string(std::string_view(note.text).substr(0, kMaxText));
+      out.put_string(shortened(note.text, kMaxReason));
       break;
   }
   return out.take();

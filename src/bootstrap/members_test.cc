@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "bootstrap/kv.h"
+
 namespace paceline::bootstrap {
 namespace {
 
@@ -48,6 +50,23 @@ TEST(Members, CutOrLongerBytesAreRefused) {
     ASSERT_FALSE(decode_members(std::span(bytes).first(n), 2).is_ok()) << n;
   bytes.push_back(std::byte{0});
   EXPECT_FALSE(decode_members(bytes, 2).is_ok());
+}
+
+// Neighbours hear of a failure by a note, all others find the same note in the key-value space.
+TEST(Members, ALongReasonFitsIntoTheSpaceInWholeCharacters) {
+  std::string text;
+  while (text.size() < 3 * kValueLimit) text += "…";
+  for (std::size_t before = 0; before < 3; ++before) {
+    const std::string reason = std::string(before, '.') + text;
+    const auto bytes =
+        encode_note({.kind = NoteKind::kFailed, .code = Code::kMismatch, .text = reason});
+    EXPECT_LE(bytes.size(), kValueLimit);
+    const auto back = decode_note(bytes);
+    ASSERT_TRUE(back.is_ok());
+    EXPECT_GT(back->text.size(), kValueLimit - 20);
+    EXPECT_EQ((back->text.size() - before) % 3, 0U) << "half a character";
+    EXPECT_TRUE(reason.starts_with(back->text));
+  }
 }
 
 TEST(Members, NotesAndRecordsThatAreCutAreRefused) {

@@ -11,7 +11,7 @@ std::vector<std::byte> encode_note(const ControlNote& note) {
   switch (note.kind) {
     case NoteKind::kFailure:
       out.put(static_cast<uint32_t>(note.failure.code()));
-      out.put_string(std::string_view(note.failure.message()).substr(0, kSentenceLimit));
+      out.put_string(shortened(note.failure.message(), kSentenceLimit));
       break;
     case NoteKind::kInquiry:
       out.put(note.key.stream);
@@ -23,7 +23,7 @@ std::vector<std::byte> encode_note(const ControlNote& note) {
       out.put(note.key.stream);
       out.put(note.key.sequence);
       out.put(static_cast<uint8_t>(note.answer));
-      out.put_string(std::string_view(note.detail).substr(0, kSentenceLimit));
+      out.put_string(shortened(note.detail, kSentenceLimit));
       break;
     default:
       break;

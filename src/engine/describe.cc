@@ -113,8 +113,8 @@ void write_description(ByteWriter& out, const Description& d) {
   out.put(d.counts_hash);
   out.put(d.pair_send);
   out.put(d.pair_receive);
-  out.put_string(std::string_view(d.name).substr(0, Description::kTextLimit));
-  out.put_string(std::string_view(d.shape).substr(0, Description::kTextLimit));
+  out.put_string(shortened(d.name, Description::kTextLimit));
+  out.put_string(shortened(d.shape, Description::kTextLimit));
 }
 
 Description read_description(ByteReader& in) {

@@ -42,8 +42,8 @@ void describe_into(const Operation& o, plan::Algorithm algorithm, Description& d
   d.count = o.count;
   d.counts_hash =
       o.collective == Collective::kAllToAll && !o.send_counts.empty() ? 1 : hash_counts(o.counts);
-  d.name.assign(o.name, 0, Description::kTextLimit);
-  d.shape.assign(o.shape, 0, Description::kTextLimit);
+  d.name = shortened(o.name, Description::kTextLimit);
+  d.shape = shortened(o.shape, Description::kTextLimit);
 }
 
 bool is_in_place(const Operation& o, Rank me) {
@@ -432,7 +432,7 @@ Result<OpId> EngineImpl::transfer(const Transfer& t, bool sending, Time now) {
   r.description.kind = Description::kTransfer;
   r.description.count = t.any_length ? Description::kAnyLength : t.bytes;
   r.any_length = t.any_length;
-  r.description.name.assign(t.name, 0, Description::kTextLimit);
+  r.description.name = shortened(t.name, Description::kTextLimit);
   r.digest = digest_of(r.description);
   r.timeout = t.timeout > 0 ? t.timeout : options_.default_timeout;
   r.peer = g->ranks[static_cast<std::size_t>(t.peer)];

@@ -300,7 +300,7 @@ void Handshake::refuse(const Status& why, bool is_duplicate, uint32_t count,
   w.put(static_cast<uint8_t>(why.code()));
   w.put(static_cast<uint8_t>(is_duplicate ? 1 : 0));
   w.put(count);
-  w.put_string(std::string_view(why.message()).substr(0, 1024));
+  w.put_string(shortened(why.message(), 1024));
   put_message(kRefuse, w.bytes(), out);
   fail(why, true);
 }

@@ -1,5 +1,6 @@
 """The CUDA half of the process group where there is no GPU: its methods on CPU tensors, and which way a group takes."""
 
+import ctypes
 import os
 import threading
 import time
@@ -13,7 +14,7 @@ from support import Suite, names_of
 
 from paceline import _cuda
 from paceline import communicator as core
-from paceline._torch import cuda_exchanges, cuda_group, cuda_steps, lifetime, nccl
+from paceline._torch import cuda_exchanges, cuda_group, cuda_steps, everybody, lifetime, nccl
 from paceline.errors import InvalidArgumentError, PeerLostError, UnsupportedError
 from paceline.errors import TimeoutError as PacelineTimeoutError
 
@@ -49,8 +50,6 @@ class Everybody:
 
     def run(self, collective, dtype, input, output, count, name):
         assert collective == core.ALL_GATHER and dtype == core.DTYPES["uint8"] and name
-        import ctypes
-
         for rank, (node, local_rank) in enumerate(self.places):
             size = sum(1 for n, _ in self.places if n == node)
             row = f"{node} {local_rank} {size} {self.missing.get(rank, '')}".encode()
@@ -82,6 +81,18 @@ def test_the_first_tensor_decides():
     for arguments in ([[cpu]], [[[cpu]], [meta]], [[], [cpu]], [None, 3], [meta]):
         assert cuda_group.first_cuda_device(arguments) is None
     assert cuda_group._first_tensor([[], [[cpu]]]) is cpu
+
+
+def test_a_long_reason_is_cut_between_characters():
+    class Alone:
+        size = 1
+
+        def run(self, _collective, dtype, input, output, count, name):
+            ctypes.memmove(output, input, count)
+
+    for before in ("", ".", ".."):
+        (row,) = everybody.texts(Alone(), before + "…" * 999, "reasons")
+        assert row == before + "…" * ((1023 - len(before)) // 3)
 
 
 @pytest.fixture

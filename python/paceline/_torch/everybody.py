@@ -8,8 +8,9 @@ _ROW = 1024
 
 
 def texts(communicator, mine, name):
-    """Everybody's text, by rank, cut to a row. Collective; name: for messages."""
-    row = ctypes.create_string_buffer(mine.encode()[: _ROW - 1], _ROW)
+    """Everybody's text, by rank, cut to a row of whole characters. Collective; name: for messages."""
+    cut = mine.encode(errors="replace")[: _ROW - 1].decode(errors="ignore")
+    row = ctypes.create_string_buffer(cut.encode(), _ROW)
     rows = ctypes.create_string_buffer(_ROW * communicator.size)
     communicator.run(
         core.ALL_GATHER,

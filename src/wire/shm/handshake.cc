@@ -54,7 +54,7 @@ void put_body(ByteWriter& out, const Welcome& m) {
 }
 void put_body(ByteWriter& out, const Refusal& m) {
   out.put(static_cast<uint8_t>(m.reason));
-  out.put_string(std::string_view(m.text).substr(0, kRefusalLimit));
+  out.put_string(shortened(m.text, kRefusalLimit));
 }
 void put_body(ByteWriter& out, const Arena& m) { out.put(m.bytes); }
 
