@@ -82,6 +82,57 @@ def a_value_that_one_rank_alone_uses():
     assert ended is None or ("rank 1" in ended and "use its value" in ended), ended
 
 
+@case
+def an_interrupt_ends_a_wait_that_nobody_else_ends():
+    """Ctrl-C on rank 0, whose peer never comes: KeyboardInterrupt soon, and both processes can end."""
+    assert (pl.allreduce(tf.ones([4]), op=pl.Sum).numpy() == pl.size()).all()
+    if pl.rank() == 1:
+        ranks.meet("interrupted")
+        return
+    began = time.monotonic()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        pl.allreduce(tf.ones([4]), op=pl.Sum, name="of rank 0 alone")
+    except KeyboardInterrupt:
+        pass
+    else:
+        raise AssertionError("not interrupted")
+    finally:
+        took = time.monotonic() - began
+        ranks.meet("interrupted")
+    assert took < 10, took
+    assert signal.set_wakeup_fd(-1) == -1, "signals are still reported"
+
+
+@case
+def a_handler_of_the_scripts_own_is_left_alone():
+    """It runs when the wait is over, which goes on."""
+    heard = []
+    if pl.rank() == 1:
+        time.sleep(2)
+    else:
+        signal.signal(signal.SIGINT, lambda *_: heard.append("SIGINT"))
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert (pl.allreduce(tf.ones([4]), op=pl.Sum, name="late").numpy() == pl.size()).all()
+    assert heard == (["SIGINT"] if pl.rank() == 0 else [])
+
+
+@case
+def a_wait_that_ends_soon_is_not_ended():
+    """The job lives on where the script catches KeyboardInterrupt."""
+    if pl.rank() == 1:
+        time.sleep(0.6)
+    else:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        pl.allreduce(tf.ones([4]), op=pl.Sum, name="soon")
+        assert pl.rank() == 1
+    except KeyboardInterrupt:
+        assert pl.rank() == 0
+    time.sleep(1.2)
+    assert (pl.allreduce(tf.ones([4]), op=pl.Sum).numpy() == pl.size()).all()
+
+
 if __name__ == "__main__":
     ranks.CASES = CASES
     ranks.main()

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,17 @@ def test_a_forked_child_leaves_alone(tmp_path):
 def test_a_value_that_one_rank_alone_uses(tmp_path):
     case = "a_value_that_one_rank_alone_uses"
     check(run_ranks(tmp_path, 2, [case], script=ENDINGS, PACELINE_TIMEOUT="5"), [case])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "an_interrupt_ends_a_wait_that_nobody_else_ends",
+        "a_handler_of_the_scripts_own_is_left_alone",
+        "a_wait_that_ends_soon_is_not_ended",
+    ],
+)
+def test_interrupts(tmp_path, case):
+    began = time.monotonic()
+    check(run_ranks(tmp_path, 2, [case], script=ENDINGS, PACELINE_TIMEOUT="100"), [case])
+    assert time.monotonic() - began < 60

@@ -131,6 +131,8 @@ def allreduce(tensor, op=Average, name=None):
     Raises (where the value is used) tf.errors.InvalidArgumentError with both sides when shape, dtype or op differ
     between ranks, and when its name does not tell it from another; UnavailableError when a rank was lost or has shut
     down; DeadlineExceededError, with the ranks that are missing, when not all have come within init()'s timeout.
+    Ctrl-C while an eager call waits for other ranks ends the job after a second and raises KeyboardInterrupt; while a
+    function or session runs, Python hears of it when that has ended.
     """
     _identity()
     if op not in (Sum, Average, Min, Max, Product):

@@ -1,5 +1,6 @@
 """The operation PacelineQueueAllreduce: loading its library, calling it in eager code and in graphs, its gradient."""
 
+import contextlib
 import ctypes
 import os
 import re
@@ -15,6 +16,7 @@ from tensorflow.python.ops import control_flow_v2_func_graphs
 from paceline import _library
 from paceline.communicator import AVERAGE, SUM
 from paceline.errors import LibraryNotFoundError, PacelineError, UnsupportedError, from_code
+from paceline.tensorflow._interrupts import Interrupts
 
 # Graphs of their own that are part of the function around them.
 _PARTS = (
@@ -29,6 +31,7 @@ _OP = "PacelineQueueAllreduce"
 
 _lock = threading.Lock()
 _loaded = None
+_interrupts = contextlib.nullcontext()
 
 
 def _path():
@@ -72,14 +75,20 @@ def register():
 def attach(communicator, timeout, keeps_residuals):
     """timeout: seconds that an all-reduce waits for ranks that have not reached it. keeps_residuals: whether the
     settings' codec does."""
+    global _interrupts
     library = _open()
     code = library.paceline_tensorflow_attach(communicator._handle, timeout, keeps_residuals)
     if code:
         raise from_code(code, library.paceline_tensorflow_error().decode())
+    _interrupts = Interrupts(lambda: communicator.abort(f"rank {communicator.rank} was interrupted (SIGINT)"))
 
 
 def detach():
+    global _interrupts
     _open().paceline_tensorflow_detach()
+    _interrupts, last = contextlib.nullcontext(), _interrupts
+    if isinstance(last, Interrupts):
+        last.close()
 
 
 def allreduce(tensor, op, name, named=True):
@@ -126,7 +135,8 @@ def _name_in(graph, name):
 def _eager(tensor, op, name, named):
     attributes = ("T", tensor.dtype.as_datatype_enum, "tensor_name", name, "reduce_op", op, "named", named)
     attributes += ("trace", "", "traced_as", "")
-    outputs = execute.execute(_OP.encode(), 1, inputs=[tensor], attrs=attributes, ctx=context.context())
+    with _interrupts:
+        outputs = execute.execute(_OP.encode(), 1, inputs=[tensor], attrs=attributes, ctx=context.context())
     if execute.must_record_gradient():
         execute.record_gradient(_OP, [tensor], attributes, outputs)
     return outputs[0]
