@@ -46,10 +46,10 @@ Status Node::join(const NodeIds& ids) {
   // A thread that its caller has left behind enters no more of NCCL.
   PACELINE_RETURN_IF_ERROR(usable());
   NCCL_CALL(nullptr, "ncclCommInitRankConfig",
-            api_.comm_init_rank_config(&scatter_, ranks_, ids.scatter, rank_, &config));
+            api_.comm_init_rank_config(&scatter_->comm, ranks_, ids.scatter, rank_, &config));
   PACELINE_RETURN_IF_ERROR(usable());
   NCCL_CALL(nullptr, "ncclCommInitRankConfig",
-            api_.comm_init_rank_config(&gather_, ranks_, ids.gather, rank_, &config));
+            api_.comm_init_rank_config(&gather_->comm, ranks_, ids.gather, rank_, &config));
   return Status::ok();
 }
 
@@ -59,42 +59,42 @@ Status Node::usable() const {
 }
 
 Status Node::reduce_scatter(const PathPlan& plan, uint64_t data, drivers::cuda::Stream stream) {
-  const std::lock_guard lock(scattering_);
+  const std::lock_guard lock(scatter_->mutex);
   PACELINE_RETURN_IF_ERROR(usable());
   const auto dtype = plan.request.format.dtype;
   const auto at = [&](uint64_t element) {
     return reinterpret_cast<void*>(data + element * dtype_size(dtype));
   };
-  NCCL_CALL(scatter_, "ncclGroupStart", api_.group_start());
+  NCCL_CALL(scatter_->comm, "ncclGroupStart", api_.group_start());
   nc::NcclResult error = 0;
   if (plan.shard > 0)
     error = api_.reduce_scatter(at(0), at(plan.shard * static_cast<uint64_t>(rank_)), plan.shard,
-                                type_of(dtype), nc::Op::kSum, scatter_, stream);
+                                type_of(dtype), nc::Op::kSum, scatter_->comm, stream);
   if (error == 0 && plan.tail.elements > 0)
     error = api_.all_reduce(at(plan.tail.first), at(plan.tail.first), plan.tail.elements,
-                            type_of(dtype), nc::Op::kSum, scatter_, stream);
+                            type_of(dtype), nc::Op::kSum, scatter_->comm, stream);
   const auto end = api_.group_end();
-  NCCL_CALL(scatter_, "reduce-scatter", error != 0 ? error : end);
+  NCCL_CALL(scatter_->comm, "reduce-scatter", error != 0 ? error : end);
   return Status::ok();
 }
 
 Status Node::all_gather(const PathPlan& plan, uint64_t data, drivers::cuda::Stream stream) {
-  const std::lock_guard lock(gathering_);
+  const std::lock_guard lock(gather_->mutex);
   PACELINE_RETURN_IF_ERROR(usable());
   const auto dtype = plan.request.format.dtype;
   const auto at = [&](uint64_t element) {
     return reinterpret_cast<void*>(data + element * dtype_size(dtype));
   };
-  NCCL_CALL(gather_, "ncclGroupStart", api_.group_start());
+  NCCL_CALL(gather_->comm, "ncclGroupStart", api_.group_start());
   nc::NcclResult error = 0;
   if (plan.shard > 0)
     error = api_.all_gather(at(plan.shard * static_cast<uint64_t>(rank_)), at(0), plan.shard,
-                            type_of(dtype), gather_, stream);
+                            type_of(dtype), gather_->comm, stream);
   if (error == 0 && plan.tail.elements > 0)
     error = api_.broadcast(at(plan.tail.first), at(plan.tail.first), plan.tail.elements,
-                           type_of(dtype), ranks_ - 1, gather_, stream);
+                           type_of(dtype), ranks_ - 1, gather_->comm, stream);
   const auto end = api_.group_end();
-  NCCL_CALL(gather_, "all-gather", error != 0 ? error : end);
+  NCCL_CALL(gather_->comm, "all-gather", error != 0 ? error : end);
   return Status::ok();
 }
 
@@ -102,46 +102,46 @@ Status Node::reduce_scatter_blocks(uint64_t input, uint64_t output, uint64_t out
                                    int blocks, uint64_t count, DType dtype,
                                    drivers::cuda::Stream stream) {
   if (count == 0) return Status::ok();
-  const std::lock_guard lock(scattering_);
+  const std::lock_guard lock(scatter_->mutex);
   PACELINE_RETURN_IF_ERROR(usable());
   const uint64_t run = count * dtype_size(dtype) * static_cast<uint64_t>(ranks_);
-  NCCL_CALL(scatter_, "ncclGroupStart", api_.group_start());
+  NCCL_CALL(scatter_->comm, "ncclGroupStart", api_.group_start());
   nc::NcclResult error = 0;
   for (int i = 0; i < blocks && error == 0; ++i) {
     const auto at = static_cast<uint64_t>(i);
     error = api_.reduce_scatter(reinterpret_cast<void*>(input + at * run),
                                 reinterpret_cast<void*>(output + at * output_stride), count,
-                                type_of(dtype), nc::Op::kSum, scatter_, stream);
+                                type_of(dtype), nc::Op::kSum, scatter_->comm, stream);
   }
   const auto end = api_.group_end();
-  NCCL_CALL(scatter_, "reduce-scatter", error != 0 ? error : end);
+  NCCL_CALL(scatter_->comm, "reduce-scatter", error != 0 ? error : end);
   return Status::ok();
 }
 
 Status Node::all_gather_blocks(uint64_t data, int blocks, uint64_t bytes,
                                drivers::cuda::Stream stream) {
   if (bytes == 0) return Status::ok();
-  const std::lock_guard lock(gathering_);
+  const std::lock_guard lock(gather_->mutex);
   PACELINE_RETURN_IF_ERROR(usable());
-  NCCL_CALL(gather_, "ncclGroupStart", api_.group_start());
+  NCCL_CALL(gather_->comm, "ncclGroupStart", api_.group_start());
   nc::NcclResult error = 0;
   for (int i = 0; i < blocks && error == 0; ++i) {
     const uint64_t run = data + static_cast<uint64_t>(i) * static_cast<uint64_t>(ranks_) * bytes;
     error = api_.all_gather(reinterpret_cast<void*>(run + static_cast<uint64_t>(rank_) * bytes),
-                            reinterpret_cast<void*>(run), bytes, nc::Type::kInt8, gather_, stream);
+                            reinterpret_cast<void*>(run), bytes, nc::Type::kInt8, gather_->comm, stream);
   }
   const auto end = api_.group_end();
-  NCCL_CALL(gather_, "all-gather", error != 0 ? error : end);
+  NCCL_CALL(gather_->comm, "all-gather", error != 0 ? error : end);
   return Status::ok();
 }
 
 Status Node::broadcast(uint64_t data, uint64_t bytes, int root, drivers::cuda::Stream stream) {
   if (bytes == 0) return Status::ok();
-  const std::lock_guard lock(gathering_);
+  const std::lock_guard lock(gather_->mutex);
   PACELINE_RETURN_IF_ERROR(usable());
   auto* const memory = reinterpret_cast<void*>(data);
-  NCCL_CALL(gather_, "broadcast",
-            api_.broadcast(memory, memory, bytes, nc::Type::kInt8, root, gather_, stream));
+  NCCL_CALL(gather_->comm, "broadcast",
+            api_.broadcast(memory, memory, bytes, nc::Type::kInt8, root, gather_->comm, stream));
   return Status::ok();
 }
 
@@ -160,10 +160,10 @@ Status Node::warm_up(uint64_t scratch, uint64_t bytes, drivers::cuda::Stream str
 }
 
 Status Node::check() const {
-  const std::unique_lock scattering(scattering_, std::try_to_lock);
-  const std::unique_lock gathering(gathering_, std::try_to_lock);
+  const std::unique_lock scattering(scatter_->mutex, std::try_to_lock);
+  const std::unique_lock gathering(gather_->mutex, std::try_to_lock);
   if (!scattering || !gathering || aborted_) return Status::ok();
-  for (auto* comm : {scatter_, gather_}) {
+  for (auto* comm : {scatter_->comm, gather_->comm}) {
     nc::NcclResult error = 0;
     if (comm == nullptr || api_.comm_get_async_error(comm, &error) != 0) continue;
     if (error != 0 && error != nc::kInProgress)
@@ -174,25 +174,40 @@ Status Node::check() const {
 
 void Node::abort() {
   if (aborted_.exchange(true)) return;
-  // A thread that hangs inside NCCL holds its mutex; only the abort lets it go on.
-  std::unique_lock scattering(scattering_, std::try_to_lock);
-  std::unique_lock gathering(gathering_, std::try_to_lock);
-  for (int looks = 0; !(scattering && gathering) && looks < kAbortLooks; ++looks) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (!scattering) (void)scattering.try_lock();
-    if (!gathering) (void)gathering.try_lock();
+  for (const auto& side : {scatter_, gather_}) {
+    side->aborting = true;
+    std::thread([&api = api_, side] {
+      abort(api, side);
+      side->aborting = false;
+    }).detach();
   }
-  if (scatter_ != nullptr) api_.comm_abort(scatter_);
-  if (gather_ != nullptr) api_.comm_abort(gather_);
-  scatter_ = gather_ = nullptr;
+}
+
+void Node::abort(const nc::Api& api, const std::shared_ptr<Side>& side) {
+  // A thread that hangs inside NCCL holds the mutex; only the abort lets it go on.
+  std::unique_lock lock(side->mutex, std::try_to_lock);
+  for (int looks = 0; !lock && looks < kAbortLooks; ++looks) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    (void)lock.try_lock();
+  }
+  if (side->comm != nullptr) api.comm_abort(std::exchange(side->comm, nullptr));
+}
+
+bool Node::wait_aborted(double seconds) const {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (scatter_->aborting || gather_->aborting) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
 }
 
 Status Node::destroy() {
-  const std::scoped_lock lock(scattering_, gathering_);
+  const std::scoped_lock lock(scatter_->mutex, gather_->mutex);
   if (aborted_) return Status::ok();
-  for (auto** comm : {&scatter_, &gather_}) {
-    if (*comm != nullptr)
-      NCCL_CALL(nullptr, "ncclCommDestroy", api_.comm_destroy(std::exchange(*comm, nullptr)));
+  for (const auto& side : {scatter_, gather_}) {
+    if (side->comm != nullptr)
+      NCCL_CALL(nullptr, "ncclCommDestroy", api_.comm_destroy(std::exchange(side->comm, nullptr)));
   }
   return Status::ok();
 }

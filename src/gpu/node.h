@@ -5,7 +5,7 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -53,19 +53,29 @@ class Node {
   /// Collectives of sizes up to what `bytes` of `scratch` hold, on each communicator. All ranks of the node call it.
   Status warm_up(uint64_t scratch, uint64_t bytes, drivers::cuda::Stream stream);
   Status check() const;
-  /// Kernels that wait for other ranks end. From any thread.
+  /// Kernels that wait for other ranks end. From any thread; returns at once, since an abort frees memory, for which CUDA
+  /// waits until the whole device is idle, and that may take another communicator's abort: each has a thread of its own.
   void abort();
+  /// Whether the aborts have ended, within `seconds`.
+  [[nodiscard]] bool wait_aborted(double seconds) const;
   /// The orderly end: all ranks of the node call it.
   Status destroy();
 
  private:
+  /// A communicator, and what its calls and its abort take turns by. A thread may have to wait inside NCCL until the other
+  /// ranks have made the same call (it connects them for an algorithm that is new to it), and theirs may be the other
+  /// communicator's turn: so one each.
+  struct Side {
+    std::mutex mutex;
+    nc::Comm comm = nullptr;
+    std::atomic<bool> aborting{false};
+  };
+  static void abort(const nc::Api& api, const std::shared_ptr<Side>& side);
   Status usable() const;
   const nc::Api& api_;
   int ranks_, rank_, most_ctas_;
-  /// An abort frees the communicators. One each: a thread may have to wait inside NCCL until the other ranks have made
-  /// the same call (it connects them for an algorithm that is new to it), and theirs may be the other communicator's turn.
-  mutable std::mutex scattering_, gathering_;
-  nc::Comm scatter_ = nullptr, gather_ = nullptr;
+  std::shared_ptr<Side> scatter_ = std::make_shared<Side>();  ///< the aborts' threads', too
+  std::shared_ptr<Side> gather_ = std::make_shared<Side>();
   std::atomic<bool> aborted_{false};
 };
 

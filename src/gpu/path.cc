@@ -544,6 +544,7 @@ Status Path::destroy() {
     } else if (node_) {
       node_->abort();
     }
+    if (node_) idle = node_->wait_aborted(kEndSeconds) && idle;
     {
       const std::lock_guard lock(memory_mutex_);
       for (auto* objects : {&objects_, reserved_.get(), residual_memory_.get()}) {

@@ -223,6 +223,11 @@ bool Machine::wait_idle(int device) {
   return d.wait_idle(lock);
 }
 
+bool Machine::wait_idle(Stream stream) {
+  std::unique_lock lock(stream->device->mutex);
+  return stream->device->wait_idle(lock);
+}
+
 void Machine::add_task(Stream stream, Task task) {
   auto* device = stream->device;
   Item item;

@@ -99,6 +99,8 @@ class Machine {
   [[nodiscard]] Counts counts(int device) const;
   /// Waits until the device has nothing to do, or is lost; false: not within `patience`.
   bool wait_idle(int device);
+  /// Of the device that the stream is on.
+  static bool wait_idle(Stream stream);
   void add_task(Stream stream, Task task);
   /// Holds up all that the device is given later, whatever its stream, until all that it was given before has ended: as the
   /// driver does when a kernel's first use makes local memory grow, or its code is loaded (the calling thread waits too then).

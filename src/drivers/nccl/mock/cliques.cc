@@ -63,6 +63,7 @@ struct NcclCommTag {
   int rank = 0;
   uint64_t next = 0;
   bool aborted = false;
+  cuda::Stream stream = nullptr;  ///< of its last kernel
 };
 
 namespace mock {
@@ -215,6 +216,7 @@ NcclResult launch(NcclCommTag* comm, cuda::Stream stream, std::vector<Call> call
   {
     std::unique_lock lock(s->mutex);
     sequence = comm->next++;
+    comm->stream = stream;
     auto& l = comm->clique->launches[sequence];
     const auto size = static_cast<size_t>(comm->clique->size);
     l.of_rank.resize(size);
@@ -328,10 +330,18 @@ NcclResult comm_destroy(Comm comm) {
 }
 NcclResult comm_abort(Comm comm) {
   ENTER("comm_abort");
-  std::lock_guard lock(the_state->mutex);
-  if (!comm->aborted) --the_state->open;
+  auto* s = the_state;
+  std::unique_lock lock(s->mutex);
+  if (!comm->aborted) --s->open;
   comm->aborted = comm->clique->aborted = true;
-  the_state->changed.notify_all();
+  s->changed.notify_all();
+  const auto stream = comm->stream;
+  lock.unlock();
+  // Its memory is freed, for which CUDA waits until nothing is under way on the device.
+  if (stream != nullptr && !cuda::mock::Machine::wait_idle(stream)) {
+    lock.lock();
+    s->disagreement = "an abort waited in vain until its device was idle";
+  }
   return 0;
 }
 NcclResult comm_get_async_error(Comm, NcclResult* error) {
