@@ -35,6 +35,7 @@ TEST(Members, ComeBackAsTheyWere) {
 TEST(Members, TwiceTheSameOutOfOrderOrBeyondTheJobIsRefused) {
   for (const auto& ranks : std::vector<std::vector<Rank>>{{1, 1}, {2, 1}, {0, 4}, {-1, 0}}) {
     std::vector<Member> table;
+    table.reserve(ranks.size());
     for (const Rank r : ranks) table.push_back(member(r));
     EXPECT_EQ(decode_members(encode_members(table), 4).status().code(), Code::kCorrupted)
         << ranks[0] << ", " << ranks[1];
