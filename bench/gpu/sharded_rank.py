@@ -206,7 +206,8 @@ class Bench:
             with train_paths.environment(**dict(way_of(name).settings)):  # read at a group's first collective
                 variant = Variant(name, workload, self.mesh(way_of(name)), self.cuda)
                 self.variants.append(variant)
-                for _ in range(_WARM_UP):
+                for step in range(_WARM_UP):
+                    self.doing(f"{name}: step {step + 1}")
                     variant.losses.append(self.agreed(variant.step(), dist.ReduceOp.SUM) / self.size)
             self.barrier()
             started = time.perf_counter()
