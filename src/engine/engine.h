@@ -129,6 +129,9 @@ class Engine {
   /// Result of an operation; nullptr while it runs. forget() releases it.
   [[nodiscard]] virtual const Outcome* outcome(OpId id) const = 0;
   virtual void forget(OpId id) = 0;
+  /// For messages, while it runs: "barrier 'b' waits for rank 1 (host a), which may wait for others". Who has
+  /// not come at all is asked for at the operation's own deadline.
+  [[nodiscard]] virtual std::string waiting_for(OpId id) const = 0;
   /// Every rank of this node that the operation receives from has submitted it too, or it has ended. For transfers and
   /// what waits for memory: once it has ended.
   [[nodiscard]] virtual bool met_neighbours(OpId id) const = 0;

@@ -93,6 +93,7 @@ class EngineImpl final : public Engine {
   [[nodiscard]] Time next_timer() const override;
   [[nodiscard]] const Outcome* outcome(OpId id) const override;
   void forget(OpId id) override;
+  [[nodiscard]] std::string waiting_for(OpId id) const override;
   [[nodiscard]] bool met_neighbours(OpId id) const override;
   Result<GroupId> create_group(std::span<const Rank> ranks) override;
   Status destroy_group(GroupId id) override;

@@ -151,6 +151,15 @@ std::vector<Rank> EngineImpl::blockers(const Record& r) const {
   return r.executor->blockers();
 }
 
+std::string EngineImpl::waiting_for(OpId id) const {
+  const Record* r = find(id);
+  if (r == nullptr) return "the operation has ended";
+  std::string names;
+  for (Rank p : blockers(*r)) names += (names.empty() ? "" : ", ") + topology_.name(p);
+  return fmt::format("{} waits for {}", r->description.title(),
+                     names.empty() ? "others before it" : names + ", which may wait for others");
+}
+
 Record* EngineImpl::find_active(const OpKey& key) {
   for (auto slot : active_) {
     if (records_[slot]->key == key) return records_[slot].get();

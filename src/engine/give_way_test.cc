@@ -104,6 +104,17 @@ TEST_F(TwoRunners, WithACoreToSpareNobodySleeps) {
   ASSERT_TRUE((*this)[1].wait(other, -1));
 }
 
+TEST_F(TwoRunners, AWaitInVainNamesWhomItWaitsFor) {
+  const OpId id = *(*this)[0].submit(sum(first_));
+  const auto waited = (*this)[0].wait(id, 5 * kMillisecond);
+  EXPECT_EQ(waited.status().code(), Code::kTimeout);
+  EXPECT_NE(waited.status().message().find("waits for rank 1"), std::string::npos)
+      << waited.status().message();
+  const OpId other = *(*this)[1].submit(sum(second_));
+  ASSERT_TRUE((*this)[0].wait(id, -1));
+  ASSERT_TRUE((*this)[1].wait(other, -1));
+}
+
 TEST_F(TwoRunners, PatienceEnds) {
   const OpId id = *(*this)[0].submit(sum(first_));
   const auto began = std::chrono::steady_clock::now();

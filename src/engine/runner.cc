@@ -379,8 +379,10 @@ Result<Outcome> Runner::wait(OpId id, Time timeout) {
   }
   const Time until = timeout < 0 ? kNever : after(now(), timeout);
   auto done = [&] { return live_.count(id) == 0 || engine_.outcome(id) != nullptr; };
-  if (!wait_until(lock, until, done))
-    return Status(Code::kTimeout, "the operation has not ended yet");
+  if (!wait_until(lock, until, done)) {
+    return Status(Code::kTimeout,
+                  computing_ ? "the operation has not ended yet" : engine_.waiting_for(id));
+  }
   if (live_.erase(id) == 0)
     return Status(Code::kInvalidArgument, "another thread released the operation");
   return take(id);

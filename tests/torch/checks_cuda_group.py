@@ -467,6 +467,21 @@ def a_fault_keeps_the_parameters():
 
 
 @check
+def a_wait_for_a_barrier_names_whom_it_waits_for():
+    """And may be gone on with."""
+    dist.barrier()
+    if RANK == 1:
+        time.sleep(1)
+    work = dist.barrier(async_op=True)
+    if RANK == 0:
+        patience = datetime.timedelta(seconds=0.3)
+        raises(TimeoutError, "within the 0.3 s given to wait(): barrier", lambda: work.wait(patience))
+        whom = " waits for rank 1 " if SIZE == 2 else ", which may wait for others"
+        raises(TimeoutError, whom, lambda: work.wait(patience))
+    work.wait()
+
+
+@check
 def a_barrier_names_who_does_not_come():
     """Within its own deadline. It ends the job."""
     dist.barrier()

@@ -56,6 +56,7 @@ class PacelineWork(_Work):
         self._watching = 0
         self._is_waited_for = self._others_wait = False
         self._error = self._failure = None
+        self._in_vain = ""  # whom the last wait() waited for when its time was over
         self._inference = torch.is_inference_mode_enabled()
         self._whole = None
         if not self._operations:
@@ -93,7 +94,7 @@ class PacelineWork(_Work):
                     if self._future is not None or self._others_wait:
                         self._watch()  # they relied on this wait
         if not self._ended.is_set():
-            raise as_torch_error(dist_timeout(seconds))  # it goes on, and may be waited for again
+            raise as_torch_error(dist_timeout(seconds, self._in_vain))  # it goes on, and may be waited for again
 
     def get_future(self):
         if self._whole is not None:
@@ -180,6 +181,7 @@ class PacelineWork(_Work):
             except TimeoutError as failure:
                 # Its own deadline, or the caller's? One that lives was not released.
                 if seconds > 0 and not self._communicator.test(op):
+                    self._in_vain = f": {failure}"
                     return False
                 self._failure = self._failure or self._late(op, seconds, failure)
             except PacelineError as failure:
@@ -251,8 +253,8 @@ class PacelineWork(_Work):
                     self._communicator.watch(op, _drop, keep=keep)
 
 
-def dist_timeout(seconds):
-    return TimeoutError(f"the operation has not ended within the {seconds:g} s given to wait()")
+def dist_timeout(seconds, why=""):
+    return TimeoutError(f"the operation has not ended within the {seconds:g} s given to wait(){why}")
 
 
 def ask_python_works():
