@@ -29,6 +29,7 @@ Pump::Pump(const std::vector<Wire>& wires, Options options)
     : options_(std::move(options)), wires_(wires) {
   lanes_.resize(static_cast<size_t>(options_.lanes));
   pump_thread_ = std::thread([this] { pump(); });
+  if (options_.check) watch_thread_ = std::thread([this] { watch(); });
 }
 
 // --- The pump thread --------------------------------------------------------------------------------------------
@@ -338,8 +339,22 @@ void Pump::watch_over() {
   for (const auto& wire : wires_) {
     if (status) status = wire.health();
   }
-  if (status) status = options_.check();
   if (!status) fail(status);
+}
+
+void Pump::watch() {
+  options_.enter();
+  std::unique_lock lock(mutex_);
+  const auto over = [&] { return stopping_ || !failure_; };
+  while (!stopping_turn_.wait_for(lock, std::chrono::nanoseconds(kWatchEvery), over)) {
+    lock.unlock();
+    const auto status = options_.check();
+    lock.lock();
+    if (status || over()) continue;
+    lock.unlock();
+    fail(status);
+    return;
+  }
 }
 
 void Pump::idle(bool moved) {

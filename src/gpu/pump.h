@@ -73,12 +73,12 @@ class Pump {
     uint32_t node_group =
         0;  ///< of the first wire: the ranks of this node, where there are several
     uint64_t least_slice = kLeastSlice;  ///< of a message that is cut; the same on all ranks
-    std::function<Status()> check;       ///< of GPU and NCCL; now and then, on the pump's thread
+    std::function<Status()> check;       ///< of GPU and NCCL; now and then, on a thread of its own
     /// Once, on the thread that found it, before any caller hears of it: who does may end the process, and the other
     /// ranks must know by then what for.
     std::function<void(const Status&)> tell;
     std::function<void(const Status&)> failed;  ///< then
-    std::function<void()> enter;                ///< first, on the pump's thread
+    std::function<void()> enter;                ///< first, on either thread
   };
 
   /// wires: the first and its companions, in the same order on all ranks.
@@ -158,6 +158,7 @@ class Pump {
   bool in_place();
   void idle(bool moved);
   void watch_over();
+  void watch();
   Status post_piece(const Shared& o, size_t index);
   Status send_piece(const Shared& o, size_t index);
   Status send_sum(const Shared& o, size_t index);
@@ -184,6 +185,7 @@ class Pump {
 
   mutable std::mutex mutex_;
   std::condition_variable submitted_turn_;        ///< for the pump
+  std::condition_variable stopping_turn_;         ///< for the watch
   mutable std::condition_variable arrived_turn_;  ///< for wait_arrival and the like
   std::deque<Shared> inbox_;
   std::vector<Lane> lanes_;
@@ -218,6 +220,9 @@ class Pump {
 
   std::atomic<uint64_t> retired_{0}, wire_bytes_{0}, finished_{0}, rows_sent_{0}, rows_bound_{0};
   std::thread pump_thread_;
+  /// Asks the driver how the GPU is, which the pump must not: where a stream has no room left for what a thread enqueues, that
+  /// thread waits inside the driver with its lock held, and what makes room may be for the pump to do.
+  std::thread watch_thread_;
 };
 
 }  // namespace paceline::gpu

@@ -12,8 +12,10 @@ void Pump::stop() {
     std::lock_guard lock(mutex_);
     stopping_ = true;
     submitted_turn_.notify_all();
+    stopping_turn_.notify_all();
   }
   if (pump_thread_.joinable()) pump_thread_.join();
+  if (watch_thread_.joinable()) watch_thread_.join();
   hold(false);
   std::unique_lock lock(mutex_);
   const auto over = [&] { return under_way_ == 0 || (must_fail_ && failure_); };
@@ -70,6 +72,7 @@ void Pump::fail(const Status& why) {
     Flags::store(f.retired(), static_cast<uint32_t>(retired_.load()) + kFarAhead);
     Flags::store(f.met(), static_cast<uint32_t>(submitted_) + kFarAhead);
     submitted_turn_.notify_all();
+    stopping_turn_.notify_all();
   }
   options_.tell(why);
   {

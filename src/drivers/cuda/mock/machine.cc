@@ -29,7 +29,13 @@ StreamTag* ContextTag::add_stream() {
 }
 
 void ContextTag::enqueue(mock::Item item) {
-  std::lock_guard lock(mutex);
+  const std::lock_guard inside(driver);
+  std::unique_lock lock(mutex);
+  const auto has_room = [&] {
+    return lost != 0 || queues[item.stream->queue].size() < options->queue_room;
+  };
+  if (options->queue_room > 0)
+    changed.wait_for(lock, std::chrono::duration<double>(options->patience_s), has_room);
   ++item.stream->enqueued;
   if (item.waits_for_value) {
     ++counts.pending_waits;
@@ -124,7 +130,7 @@ CudaResult Machine::State::enter(const char* function, ContextTag* device) {
     }
   }
   if (device == nullptr) return 0;
-  std::lock_guard lock(device->mutex);
+  const std::scoped_lock lock(device->driver, device->mutex);
   return device->lost;
 }
 

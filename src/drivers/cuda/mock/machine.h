@@ -28,6 +28,9 @@ namespace paceline::drivers::cuda::mock {
 struct Options {
   int devices = 1;
   int hardware_queues = 0;  ///< per device; 0: one per stream
+  /// Not 0: a queue holds so many items, and whoever has one more waits inside the driver, its lock held: every other call
+  /// on the device waits too.
+  size_t queue_room = 0;
   uint64_t seed = 1;
   /// Pauses of up to so many microseconds before some items, at random.
   int delays_us = 0;

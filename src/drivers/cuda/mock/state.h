@@ -58,6 +58,7 @@ struct Item {
 struct ContextTag {
   int ordinal = 0;
   const mock::Options* options = nullptr;
+  std::mutex driver;  ///< the lock of a driver that waits for room in a queue; taken before `mutex`
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::vector<std::deque<mock::Item>> queues;
