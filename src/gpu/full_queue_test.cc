@@ -40,7 +40,8 @@ TEST_P(FullQueue, AThreadInsideTheDriverHoldsUpNoTransfer) {
     auto id = path.all_reduce(a);
     ASSERT_TRUE(id.is_ok()) << id.status().message();
     ASSERT_TRUE(path.join(*id, stream).is_ok());
-    for (int i = 0; i < 100; ++i) ASSERT_EQ(api.memset_d8_async(other.address(), 0, 256, stream), 0);
+    for (int i = 0; i < 100; ++i)
+      ASSERT_EQ(api.memset_d8_async(other.address(), 0, 256, stream), 0);
     EXPECT_GT(std::chrono::steady_clock::now(), ready);  // it had to wait
     bool finite = false;
     const auto status = path.wait_arrival(0, finite);

@@ -128,7 +128,8 @@ Status Node::all_gather_blocks(uint64_t data, int blocks, uint64_t bytes,
   for (int i = 0; i < blocks && error == 0; ++i) {
     const uint64_t run = data + static_cast<uint64_t>(i) * static_cast<uint64_t>(ranks_) * bytes;
     error = api_.all_gather(reinterpret_cast<void*>(run + static_cast<uint64_t>(rank_) * bytes),
-                            reinterpret_cast<void*>(run), bytes, nc::Type::kInt8, gather_->comm, stream);
+                            reinterpret_cast<void*>(run), bytes, nc::Type::kInt8, gather_->comm,
+                            stream);
   }
   const auto end = api_.group_end();
   NCCL_CALL(gather_->comm, "all-gather", error != 0 ? error : end);
