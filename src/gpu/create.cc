@@ -103,7 +103,7 @@ Status Path::agree(const char* stage, const Status& mine) {
   std::string row =
       fmt::format("{} {} {} {} {} {} {} {}\n{}", static_cast<int>(mine.code()), me_.node,
                   me_.local_rank, me_.local_size, options_.lanes, options_.piece_bytes,
-                  options_.wire_threads, wire_threads_, mine.message().substr(0, kRowBytes - 160));
+                  options_.wire_threads, wire_threads_, shortened(mine.message(), kRowBytes - 160));
   auto rows = wire_.gather(row, kRowBytes, "path for CUDA tensors");
   if (!mine) return mine;
   PACELINE_RETURN_IF_ERROR(rows.status());
@@ -239,8 +239,9 @@ Status Path::open_copies(const std::vector<std::string>& rows) {
   }
   if (copies_) status = copies_->open(handles);
   const std::string mine = copies_ ? std::string(status.message()) : no_copies_;
-  PACELINE_ASSIGN(auto answers, wire_.gather(mine.substr(0, kReasonBytes - 1), kReasonBytes,
-                                             "whether GPUs of a node can read each other"));
+  PACELINE_ASSIGN(auto answers,
+                  wire_.gather(std::string(shortened(mine, kReasonBytes - 1)), kReasonBytes,
+                               "whether GPUs of a node can read each other"));
   for (size_t r = 0; r < answers.size() && no_copies_.empty(); ++r) {
     if (answers[r][0] != '\0') no_copies_ = fmt::format("rank {}: {}", r, answers[r].c_str());
   }

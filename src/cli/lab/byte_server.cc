@@ -13,6 +13,8 @@
 namespace paceline::lab {
 namespace {
 
+constexpr int kPauseMs = 100;
+
 Result<sockaddr_un> address_of(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -66,7 +68,12 @@ void ByteServer::serve() {
     if (poll(fds, 2, -1) < 0 && errno != EINTR) return;
     if (fds[1].revents != 0) return;
     int client = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (client < 0) continue;
+    if (client < 0) {
+      // Without a descriptor for it the call stays, and the listener readable.
+      pollfd wake{wake_, POLLIN, 0};
+      if (errno != EINTR && errno != ECONNABORTED && poll(&wake, 1, kPauseMs) > 0) return;
+      continue;
+    }
     auto links = read();
     send_all(client, links.is_ok()
                          ? traffic_json(links.value())
