@@ -59,7 +59,7 @@ def copy_tree() -> None:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists() or target.read_bytes() != source.read_bytes():
-            shutil.copy2(source, target)
+            shutil.copy(source, target)  # newer than what was built of another one
     kept = set(listed)
     for path in TREE.rglob("*"):
         name = str(path.relative_to(TREE))
