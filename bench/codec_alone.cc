@@ -4,7 +4,7 @@
 //
 //   paceline-codec-alone fp16|topk ELEMENTS NODES SLOTS
 //
-// PACELINE_CODEC_THREADS as in a job, top-k's buckets too: 4 MiB, 32 where a rank has less than two cores.
+// PACELINE_CODEC_THREADS and PACELINE_TOPK_FP16 as in a job, top-k's buckets too: 4 MiB, 32 where a rank has less than two cores.
 // Prints "median seconds S". A rank encodes its share of the node's sum, ELEMENTS / SLOTS. fp16 as a
 // ring takes it: N-1 chunks encoded and N-1 added on the way round, one encoded and N-1 decoded on
 // the way back. top-k: one encoding of the share, and the sum of N encodings for every rank's share.
@@ -124,6 +124,8 @@ int main(int argc, char** argv) try {
   }
   paceline::plan::CodecSpec spec;
   spec.codec = name == "fp16" ? paceline::plan::Codec::kFp16 : paceline::plan::Codec::kTopK;
+  const char* halves = std::getenv("PACELINE_TOPK_FP16");
+  spec.fp16_values = halves != nullptr && std::string(halves) == "1";
   // As many threads as a rank of the job has (src/capi/options.cc).
   const char* asked = std::getenv("PACELINE_CODEC_THREADS");
   const int cores = paceline::usable_cores();
