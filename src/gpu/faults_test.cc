@@ -391,6 +391,24 @@ TEST(Faults, TooLittleMemorySaysHowMuchOfWhat) {
   });
 }
 
+TEST(Faults, AGpuThatIsLostWhileNothingIsSubmittedIsNoticed) {
+  Cluster cluster({.nodes = 2});
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r);
+    ASSERT_TRUE(made.is_ok()) << made.status().message();
+    auto& path = **made;
+    if (r == 1) cluster.machine().lose(1, kGpuFailed);
+    Status status;
+    for (int looks = 0; status && looks < 3000; ++looks) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      bool finite = false;
+      status = path.wait_arrival(0, finite);
+    }
+    EXPECT_NE(status.message().find("the GPU is lost"), std::string::npos) << status.message();
+    (void)path.destroy();
+  });
+}
+
 TEST(Faults, ItCanBeMadeAgainAfterTheEnd) {
   Cluster cluster({.nodes = 2, .local_size = 2});
   for (int round = 0; round < 2; ++round) {
