@@ -176,10 +176,9 @@ Status Node::check() const {
 void Node::abort() {
   if (aborted_.exchange(true)) return;
   for (const auto& side : {scatter_, gather_}) {
-    side->aborting = true;
     std::thread([&api = api_, side] {
       abort(api, side);
-      side->aborting = false;
+      side->has_ended = true;
     }).detach();
   }
 }
@@ -196,7 +195,7 @@ void Node::abort(const nc::Api& api, const std::shared_ptr<Side>& side) {
 
 bool Node::wait_aborted(double seconds) const {
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  while (scatter_->aborting || gather_->aborting) {
+  while (aborted_ && !(scatter_->has_ended && gather_->has_ended)) {
     if (std::chrono::steady_clock::now() > until) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -56,7 +56,7 @@ class Node {
   /// Kernels that wait for other ranks end. From any thread; returns at once, since an abort frees memory, for which CUDA
   /// waits until the whole device is idle, and that may take another communicator's abort: each has a thread of its own.
   void abort();
-  /// Whether the aborts have ended, within `seconds`.
+  /// Whether the aborts, if there were any, have ended within `seconds`.
   [[nodiscard]] bool wait_aborted(double seconds) const;
   /// The orderly end: all ranks of the node call it.
   Status destroy();
@@ -68,7 +68,7 @@ class Node {
   struct Side {
     std::mutex mutex;
     nc::Comm comm = nullptr;
-    std::atomic<bool> aborting{false};
+    std::atomic<bool> has_ended{false};  ///< its abort
   };
   static void abort(const nc::Api& api, const std::shared_ptr<Side>& side);
   Status usable() const;
