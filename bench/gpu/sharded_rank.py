@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import os
 import random
-import resource
 import statistics
-import sys
-import threading
 import time
-import traceback
 from pathlib import Path
 
+import bench_rank
 import lab_bytes
 import sums
 import torch
 import torch.distributed as dist
-import train_floor
 import train_models
 import train_paths
 from torch import nn
@@ -33,8 +27,6 @@ OURS = "cpu:paceline,cuda:paceline"
 _WARM_UP = 6
 #: Seconds that the steps timed at a stretch should take, and the least of them.
 _STRETCH, _LEAST = 1.0, 3
-#: Seconds without an end of a stretch after which a path counts as hung.
-_HUNG = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,53 +115,10 @@ class Variant:
         return [p.to_local() for p in self.model.parameters() if p.to_local().numel()]
 
 
-class Bench:
+class Bench(bench_rank.BenchRank):
     def __init__(self, args):
-        self.args = args
-        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.slots = int(os.environ["PACELINE_LAB_SLOTS"])
-        self.nodes = self.size // self.slots
-        self.line = float(os.environ.get("PACELINE_LAB_RATE", "0")) / 8 * train_floor.TCP_SHARE
-        self.cuda = not args.smoke and torch.cuda.is_available()
-        self.device = torch.device("cuda", self.rank % torch.cuda.device_count()) if self.cuda else torch.device("cpu")
-        if self.cuda:
-            torch.cuda.set_device(self.device)
-        self.result = {"model": args.model, "nodes": self.nodes, "slots": self.slots, "paths": {}, "failed": {}}
-        self.variants = []
+        super().__init__(args)
         self._made = {}
-        self._alive, self._doing = time.monotonic(), "start"
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    # --- what all ranks agree on, beside the device --------------------------------------------------------------
-
-    def connect(self):
-        dist.init_process_group("nccl" if self.cuda else "gloo", device_id=self.device if self.cuda else None)
-        self.control = dist.new_group(backend="gloo")
-
-    def agreed(self, value, op=dist.ReduceOp.MAX):
-        word = torch.tensor([float(value)], dtype=torch.float64)
-        dist.all_reduce(word, op, group=self.control)
-        return word.item()
-
-    def barrier(self):
-        if self.cuda:
-            torch.cuda.synchronize()
-        dist.barrier(group=self.control)
-
-    def doing(self, what):
-        self._doing, self._alive = what, time.monotonic()
-
-    def _watch(self):
-        while time.monotonic() - self._alive < _HUNG:
-            time.sleep(0.5)
-        self.fail(f"{self._doing}: nothing for {_HUNG:.0f} s")
-
-    def fail(self, why):
-        """Keeps what was measured and ends this rank; the lab then ends the others."""
-        self.result["failed"][self._doing.split(":")[0]] = why
-        print(f"bench: {self._doing}: {why}", file=sys.stderr, flush=True)
-        self.write()
-        os._exit(3)
 
     # --- the parts of a run ------------------------------------------------------------------------------------------
 
@@ -208,12 +157,12 @@ class Bench:
                 self.variants.append(variant)
                 for step in range(_WARM_UP):
                     self.doing(f"{name}: step {step + 1}")
-                    variant.losses.append(self.agreed(variant.step(), dist.ReduceOp.SUM) / self.size)
+                    variant.losses.append(self.total(variant.step()) / self.size)
             self.barrier()
             started = time.perf_counter()
             variant.step()
             self.barrier()
-            took = self.agreed(time.perf_counter() - started)
+            took = self.largest(time.perf_counter() - started)
             variant.iterations = max(_LEAST, min(30, round(_STRETCH / took)))
             variant.expected = took * (variant.iterations + 1)
             if variant.path.reduce == 0:
@@ -238,14 +187,14 @@ class Bench:
             parts.append([b - a for a, b in zip(marks, marks[1:])])
         names = ("forward_s", "backward_s", "optimizer_s")
         for name, column in zip(names, zip(*parts)):
-            self.result[name] = self.agreed(statistics.median(column))
+            self.result[name] = self.largest(statistics.median(column))
 
     def measure(self):
         """Rounds until there are enough of them or time is up; every round visits every path, in another order."""
         shuffled = random.Random(11)  # alike on all ranks
         for index in range(self.args.rounds):
             late = time.time() + sum(v.expected for v in self.variants) > self.args.until
-            if self.agreed(late):
+            if self.largest(late):
                 break
             for variant in shuffled.sample(self.variants, len(self.variants)):
                 self.doing(f"{variant.name}: round {index + 1}")
@@ -272,20 +221,19 @@ class Bench:
     def _stretch(self, variant):
         variant.step()
         self.barrier()
-        before, used = lab_bytes.read_links(), _cpu_seconds()
+        before, used = lab_bytes.read_links(), bench_rank.cpu_seconds()
         self.barrier()
         started = time.perf_counter()
         for _ in range(variant.iterations):
             variant.step()
-        if self.cuda:
-            torch.cuda.synchronize()
+        self.settle()
         took = time.perf_counter() - started
-        cores = (_cpu_seconds() - used) / took
+        cores = (bench_rank.cpu_seconds() - used) / took
         self.barrier()
         wire = lab_bytes.busiest(before, lab_bytes.read_links())
         return {
-            "seconds": self.agreed(took) / variant.iterations,
-            "cores": self.agreed(cores, dist.ReduceOp.SUM) / self.size,
+            "seconds": self.largest(took) / variant.iterations,
+            "cores": self.total(cores) / self.size,
             "wire": wire / variant.iterations,
         }
 
@@ -330,18 +278,6 @@ class Bench:
         update = self.result["optimizer_s"] / (1 if path.hybrid else self.nodes)  # of a smaller shard
         return max(compute, size / self.line + update + (self.result["forward_s"] if path.hybrid else 0.0))
 
-    def write(self):
-        if self.rank == 0 or self.result["failed"]:
-            name = self.args.out if self.rank == 0 else self.args.out.with_suffix(f".failed-{self.rank}.json")
-            temporary = name.with_suffix(f".{self.rank}.tmp")
-            temporary.write_text(json.dumps(self.result, indent=1))
-            temporary.replace(name)
-
-
-def _cpu_seconds():
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
 
 def main():
     parser = argparse.ArgumentParser()
@@ -353,21 +289,9 @@ def main():
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--profile", nargs="*", default=[])
     args = parser.parse_args()
-    os.environ["NCCL_HOSTID"] = f"node{int(os.environ['RANK']) // int(os.environ['PACELINE_LAB_SLOTS'])}"
     bench = Bench(args)
-    try:
-        with train_paths.environment(PACELINE_CUDA_PATH="paceline"):  # what is measured, whatever a trial would choose
-            bench.connect()
-            bench.prepare()
-            bench.measure()
-            bench.compare()
-            bench.profile()
-    except Exception:
-        bench.fail(traceback.format_exc())
-    bench.doing("end")
-    bench.write()
-    sys.stdout.flush()
-    os._exit(0)  # groups by the dozen: nothing is left to wait for
+    with train_paths.environment(PACELINE_CUDA_PATH="paceline"):  # what is measured, whatever a trial would choose
+        bench.run(bench.connect, bench.prepare, bench.measure, bench.compare, bench.profile)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,11 @@ import contextlib
 import json
 import os
 import random
-import resource
 import statistics
-import sys
-import threading
 import time
-import traceback
 from pathlib import Path
 
+import bench_rank
 import lab_bytes
 import sums
 import torch
@@ -39,8 +36,6 @@ _WARM_UP_OURS = 32
 _HEAD_START = 1.5
 #: Iterations in a trace.
 _PROFILED = 4
-#: Seconds without an end of a stretch after which a path counts as hung.
-_HUNG = 60.0
 
 
 class Clock:
@@ -100,67 +95,11 @@ class Variant:
         return loss
 
 
-class Bench:
+class Bench(bench_rank.BenchRank):
     def __init__(self, args):
-        self.args = args
-        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.slots = int(os.environ.get("PACELINE_LAB_SLOTS", "1"))
-        self.nodes = self.size // self.slots
-        self.line = float(os.environ.get("PACELINE_LAB_RATE", "0")) / 8 * train_floor.TCP_SHARE
-        self.device = self._device()
+        super().__init__(args)
         self.clock = Clock(self.device)
-        self.half = self.device.type == "cuda"
-        self.result = {"model": args.model, "nodes": self.nodes, "slots": self.slots, "paths": {}, "failed": {}}
-        self.variants = []
-        self._alive = time.monotonic()
-        self._doing = "start"
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _device(self):
-        if self.args.smoke or not torch.cuda.is_available():
-            return torch.device("cpu")
-        device = torch.device("cuda", self.rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        return device
-
-    def connect(self):
-        if self.device.type == "cuda":
-            dist.init_process_group("nccl", device_id=self.device)
-        else:
-            dist.init_process_group("gloo")
-        self.control = dist.new_group(backend="gloo")
-
-    # --- what all ranks agree on, beside the device --------------------------------------------------------------
-
-    def largest(self, value):
-        word = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(word, dist.ReduceOp.MAX, group=self.control)
-        return word.item()
-
-    def total(self, value):
-        word = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(word, group=self.control)
-        return word.item()
-
-    def barrier(self):
-        self.clock.settle()
-        dist.barrier(group=self.control)
-
-    def doing(self, what):
-        self._doing, self._alive = what, time.monotonic()
-
-    def _watch(self):
-        while time.monotonic() - self._alive < _HUNG:
-            time.sleep(0.5)
-        self.fail(f"{self._doing}: nothing for {_HUNG:.0f} s")
-
-    def fail(self, why):
-        """Keeps what was measured and ends this rank; the lab then ends the others."""
-        path = self._doing.split(":")[0]
-        self.result["failed"][path] = why
-        print(f"bench: {self.args.model}, {path}: {why}", file=sys.stderr, flush=True)
-        self.write()
-        os._exit(3)
+        self.half = self.cuda
 
     # --- the parts of a run ------------------------------------------------------------------------------------------
 
@@ -330,7 +269,7 @@ class Bench:
         variant.step(self.device, self.half)
         train_paths.settle(variant.optimizer)
         self.barrier()
-        before, used = self._links(), _cpu_seconds()
+        before, used = self._links(), bench_rank.cpu_seconds()
         payload = _payload(variant)
         self.barrier()
         started = time.perf_counter()
@@ -341,7 +280,7 @@ class Bench:
         train_paths.settle(variant.optimizer)
         self.clock.settle()
         took = time.perf_counter() - started
-        cores = (_cpu_seconds() - used) / took
+        cores = (bench_rank.cpu_seconds() - used) / took
         self.barrier()
         after = self._links()
         step = took / variant.iterations
@@ -409,18 +348,6 @@ class Bench:
             ready = list(zip(trace["ready_s"], sizes))
             figures["floor"] = train_floor.floor_seconds(ready, trace["optimizer_s"], compute, self.line)
 
-    def write(self):
-        if self.rank == 0 or self.result["failed"]:
-            name = self.args.out if self.rank == 0 else self.args.out.with_suffix(f".failed-{self.rank}.json")
-            temporary = name.with_suffix(f".{self.rank}.tmp")
-            temporary.write_text(json.dumps(self.result, indent=1))
-            temporary.replace(name)
-
-
-def _cpu_seconds():
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
 
 def _stats(variant):
     """Paceline's counters of this path; empty where it is none of ours."""
@@ -466,22 +393,9 @@ def main():
     parser.add_argument("--profile-operators", action="store_true")
     parser.add_argument("--settings", type=json.loads, default={}, help="PACELINE_* variables of our paths")
     args = parser.parse_args()
-    os.environ["NCCL_HOSTID"] = f"node{int(os.environ['RANK']) // int(os.environ.get('PACELINE_LAB_SLOTS', '1'))}"
     bench = Bench(args)
-    try:
-        _load_the_cores(args.loaders)
-        bench.connect()
-        bench.prepare()
-        bench.doing("rounds: measuring")
-        bench.measure()
-        bench.compare()
-        bench.profile()
-    except Exception:
-        bench.fail(traceback.format_exc())
-    bench.doing("end")
-    bench.write()
-    sys.stdout.flush()
-    os._exit(0)  # groups by the dozen: nothing is left to wait for
+    _load_the_cores(args.loaders)
+    bench.run(bench.connect, bench.prepare, bench.measure, bench.compare, bench.profile)
 
 
 if __name__ == "__main__":
