@@ -23,7 +23,8 @@ constexpr std::size_t kKeptFailures = 1024;
 // A little more than what operations get beyond the deadline of the end (finish.cc).
 constexpr Time kGivesUp = 2 * kSecond + 100 * kMillisecond;
 // Once so much has gone through the network since the last sleep, the next comes at the network's pace: to look for
-// it without a pause costs a core and saves no time, and what has gathered meanwhile takes fewer calls.
+// it without a pause costs a core and saves no time, and what has gathered meanwhile takes fewer calls. (In a steady flow,
+// see flow_meter.h, less is enough: several wires share what a link brings, and none of them may see so much at a time.)
 constexpr uint64_t kBulk = 64 * 1024;
 // For so long give_way() leaves its core between two looks: a fraction of what a bucket takes to compute.
 constexpr Time kGivenAway = 200 * kMicrosecond;
@@ -304,7 +305,8 @@ void Runner::serve(Lock& lock) {
     }
     if (idle_since == 0) idle_since = t;
     const uint64_t carried = channel_.counters().network;
-    if (t - idle_since < options_.spin && carried - carried_before < kBulk) {
+    flow_.look(t, carried);
+    if (t - idle_since < options_.spin && carried - carried_before < kBulk && !flow_.is_steady()) {
       relax(lock);
       continue;
     }

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/flow_meter.h"
 
 namespace paceline::engine {
 
@@ -159,6 +160,7 @@ class Runner final : private Interlude {
   std::atomic<int> claims_{0};  ///< callers that wait: the runner's thread leaves the role to them
   int waiting_ = 0;             ///< of these, asleep in turn_
   int pending_ = 0;             ///< submitted, not ended
+  FlowMeter flow_;              ///< the runner's thread's
   Time last_inline_ = 0;        ///< when a caller last drove
   bool closing_ = false;
   bool stopping_ = false;
