@@ -35,8 +35,8 @@ Pump::Pump(const std::vector<Wire>& wires, Options options)
 // --- The pump thread --------------------------------------------------------------------------------------------
 
 void Pump::pump() {
+  // No enter() here: this thread may begin when another one waits inside the driver already, for what is moved below.
   become_network_thread("paceline-pump");
-  options_.enter();
   for (;;) {
     {
       std::lock_guard lock(mutex_);

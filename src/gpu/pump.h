@@ -78,7 +78,7 @@ class Pump {
     /// ranks must know by then what for.
     std::function<void(const Status&)> tell;
     std::function<void(const Status&)> failed;  ///< then
-    std::function<void()> enter;                ///< first, on either thread
+    std::function<void()> enter;                ///< first, on check()'s thread
   };
 
   /// wires: the first and its companions, in the same order on all ranks.

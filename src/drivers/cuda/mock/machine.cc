@@ -1,5 +1,7 @@
 #include "drivers/cuda/mock/machine.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
@@ -119,7 +121,10 @@ Machine::State* machine() { return the_machine.load(); }
 
 CudaResult Machine::State::enter(const char* function, ContextTag* device) {
   {
+    char name[16] = "";
+    pthread_getname_np(pthread_self(), name, sizeof name);
     std::lock_guard lock(mutex);
+    ++calls_by_name[name];
     const int ordinal = device == nullptr ? -1 : device->ordinal;
     ++calls[{function, ordinal}];
     ++calls_by_thread[{std::this_thread::get_id(), function}];
@@ -191,6 +196,12 @@ void Machine::lose(int device, CudaResult error) {
   std::lock_guard lock(d.mutex);
   d.lost = error;
   d.changed.notify_all();
+}
+
+uint64_t Machine::calls_of_threads(const std::string& name) const {
+  std::lock_guard lock(state_->mutex);
+  const auto found = state_->calls_by_name.find(name);
+  return found == state_->calls_by_name.end() ? 0 : found->second;
 }
 
 uint64_t Machine::calls(const std::string& function, int device) const {

@@ -86,6 +86,8 @@ class Machine {
   void lose(int device, CudaResult error);
   [[nodiscard]] uint64_t calls(const std::string& function, int device = -1) const;
   [[nodiscard]] uint64_t calls_of_this_thread(const std::string& function) const;
+  /// All calls of threads that have this name.
+  [[nodiscard]] uint64_t calls_of_threads(const std::string& name) const;
   /// The names of all functions that have been called.
   [[nodiscard]] std::vector<std::string> called() const;
 

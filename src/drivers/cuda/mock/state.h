@@ -105,6 +105,7 @@ struct Machine::State {
   std::atomic<bool> faulty{false};  ///< see expect_faults()
   std::map<std::pair<std::string, int>, uint64_t> calls;
   std::map<std::pair<std::thread::id, std::string>, uint64_t> calls_by_thread;
+  std::map<std::string, uint64_t> calls_by_name;  ///< of threads
 
   /// Counts the call; the error that was asked for.
   CudaResult enter(const char* function, ContextTag* device);
