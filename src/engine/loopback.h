@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -83,6 +84,19 @@ class LoopbackNetwork {
     std::lock_guard lock(mutex_);
     channel(rank).frozen_ = frozen;
   }
+  /// What these two tell each other stays under way until they are let go on.
+  void hold_between(Rank a, Rank b, bool held = true) {
+    std::lock_guard lock(mutex_);
+    const auto pair = std::minmax(a, b);
+    if (held) {
+      held_.insert(pair);
+      return;
+    }
+    held_.erase(pair);
+    std::vector<Key> waiting;
+    for (const auto& [key, send] : sends_) waiting.push_back(key);
+    for (const auto& key : waiting) match(key);
+  }
   /// The next message that is longer than `bytes` arrives without its last `bytes`, as from a peer that lies about
   /// what it sends.
   void cut_next(std::size_t bytes) {
@@ -108,6 +122,7 @@ class LoopbackNetwork {
     auto r = receives_.find(key);
     if (s == sends_.end() || r == receives_.end()) return;
     auto [from, to, tag] = key;
+    if (held_.contains(std::minmax(from, to))) return;
     auto& sender = channel(from);
     auto& receiver = channel(to);
     Status status;
@@ -149,6 +164,7 @@ class LoopbackNetwork {
   std::size_t cut_ = 0;
   std::map<Key, Send> sends_;
   std::map<Key, Receive> receives_;
+  std::set<std::pair<Rank, Rank>> held_;
 };
 
 inline void LoopbackChannel::send(Rank peer, wire::Tag tag, uint32_t digest,

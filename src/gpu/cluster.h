@@ -62,6 +62,7 @@ struct ClusterOptions {
   int local_size = 1;
   cu::mock::Options machine;
   double timeout_s = 20;
+  Rank stopped = -1;  ///< is to be frozen: a stopped process has no deadlines
   int wires = default_wires();  ///< threads on the wire; messages are cut into short slices
   std::optional<bool> ahead;    ///< PathOptions::ahead; unset: where streams share hardware queues
   std::string node_gather = default_node_gather();
@@ -186,7 +187,8 @@ class Cluster {
       m.node_id = m.host;
       t.members.push_back(m);
     }
-    comm->options.default_timeout = static_cast<Time>(options_.timeout_s * kSecond);
+    const double timeout_s = r == options_.stopped ? 600 : options_.timeout_s;
+    comm->options.default_timeout = static_cast<Time>(timeout_s * kSecond);
     comm->engine = engine::make_engine(comm->options, t, network.channel(r));
     comm->runner = std::make_unique<engine::Runner>(*comm->engine, network.channel(r),
                                                     engine::runner_options_for(size() * 4));

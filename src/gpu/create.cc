@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/cores.h"
+#include "base/log.h"
 #include "drivers/cuda/loader.h"
 #include "gpu/path.h"
 
@@ -377,6 +378,36 @@ Status Path::make_companions() {
   return Status::ok();
 }
 
+/// The ticket of the node's page: the first rank's, of no use where there is none.
+std::string Path::make_page() {
+  std::string none(NodePage::kTicketBytes, '\0');
+  if (me_.local_rank != 0 || !options_.node_page) return none;
+  auto made = NodePage::make(shape_.local_size);
+  if (!made) {
+    log::info("the node meets over the wire: {}", made.status().message());
+    return none;
+  }
+  page_ = std::make_unique<NodePage>(std::move(*made));
+  return page_->ticket();
+}
+
+/// It counts only where all ranks of the node have it.
+Status Path::open_page(std::string_view ticket) {
+  if (me_.local_rank != 0 && options_.node_page) {
+    auto opened = NodePage::open(ticket, shape_.local_size);
+    if (opened)
+      page_ = std::make_unique<NodePage>(std::move(*opened));
+    else
+      log::info("the node meets over the wire: {}", opened.status().message());
+  }
+  PACELINE_ASSIGN(auto answers, wire_.gather(page_ ? "1" : "0", 1, "the node's page"));
+  for (size_t r = 0; r < answers.size(); ++r) {
+    if (places_[r].first == me_.node && answers[r] != "1") page_ = nullptr;
+  }
+  if (page_) page_->settled();
+  return Status::ok();
+}
+
 Status Path::join_node() {
   if (!node_) return Status::ok();
   std::vector<int> ranks(static_cast<size_t>(shape_.local_size));
@@ -392,8 +423,11 @@ Status Path::join_node() {
   const cu::IpcMemHandle own = copies_ ? copies_->handle() : cu::IpcMemHandle{};
   std::string mine(reinterpret_cast<const char*>(&own), sizeof own);
   mine.append(reinterpret_cast<const char*>(&ids), sizeof ids);
+  mine.append(make_page());
   PACELINE_ASSIGN(auto rows, wire_.gather(mine, mine.size(), "NCCL's identities"));
   std::memcpy(&ids, rows[static_cast<size_t>(node_root_)].data() + sizeof own, sizeof ids);
+  PACELINE_RETURN_IF_ERROR(open_page(
+      std::string_view(rows[static_cast<size_t>(node_root_)]).substr(sizeof own + sizeof ids)));
   PACELINE_RETURN_IF_ERROR(open_copies(rows));
   // NCCL has no deadline: a thread of its own waits, and is left behind if another rank fails meanwhile.
   struct Joining {
@@ -498,6 +532,8 @@ void Path::start() {
   o.lanes = options_.lanes + 1;
   o.node = shape_.node;
   o.node_group = node_group_;
+  o.page = page_.get();
+  o.local_rank = shape_.local_rank;
   o.peers = peers_;
   o.check = [this] { return check_gpu(); };
   o.tell = [this](const Status& why) {

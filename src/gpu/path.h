@@ -59,6 +59,7 @@
 #include "gpu/launcher.h"
 #include "gpu/node.h"
 #include "gpu/node_copies.h"
+#include "gpu/node_page.h"
 #include "gpu/path_plan.h"
 #include "gpu/pump.h"
 #include "gpu/residuals.h"
@@ -91,6 +92,8 @@ struct PathOptions {
   std::optional<bool> ahead;
   /// How what has come spreads in a node of several GPUs: "auto", "copies" or "nccl"; "": the settings'.
   std::string node_gather;
+  bool node_page =
+      true;  ///< false: the node meets over the wire alone; all its ranks do where one says so
 };
 
 /// Large enough that ten calls of the driver per piece cost nothing beside its time on the wire (0.3 ms at 50 Gb/s as
@@ -231,6 +234,8 @@ class Path {
   [[nodiscard]] std::vector<Wire> wires() const;
   [[nodiscard]] Status wires_health() const;
   Status join_node();
+  std::string make_page();
+  Status open_page(std::string_view ticket);
   Status prepare_copies();
   Status open_copies(const std::vector<std::string>& rows);
   Status warm_up();
@@ -361,6 +366,7 @@ class Path {
   std::array<cu::DevicePtr, 3> hand_over_memory_{};
   std::shared_ptr<Node> node_;
   std::unique_ptr<NodeCopies> copies_;  ///< null: NCCL gathers
+  std::unique_ptr<NodePage> page_;      ///< null: the node meets over the wire alone
   std::unique_ptr<Pump> pump_;
   std::unique_ptr<Launcher> launcher_;        ///< null: all is enqueued ahead
   std::unique_ptr<Residuals> residuals_;      ///< of what this rank encodes of its own

@@ -14,6 +14,7 @@ namespace {
 
 constexpr Time kNap = 15 * kMicrosecond;
 constexpr Time kLongerNap = 50 * kMicrosecond;
+constexpr Time kLookForNode = 70 * kMicrosecond;  // longer than for other things
 constexpr Time kWatchEvery = 200 * kMillisecond;
 // Pieces whose receives are posted between two looks at the flags: one takes as long as its sends, and neither must wait for
 // the other's end.
@@ -53,6 +54,7 @@ void Pump::pump() {
     moved |= send_pieces();
     moved |= send_sums();
     moved |= in_place();
+    moved |= look_at_page();
     moved |= retire();
     hold(!operations_.empty());
     idle(moved);
@@ -314,6 +316,29 @@ bool Pump::in_place() {
   return come_.exchange(false, std::memory_order_relaxed) || moved;
 }
 
+/// Whom the page shows to be there need not be heard of over the wire.
+bool Pump::look_at_page() {
+  if (options_.page == nullptr) return false;
+  const uint64_t through = options_.page->through();
+  if (through == page_seen_) return false;
+  page_seen_ = through;
+  const std::lock_guard lock(mutex_);
+  for (const auto& o : meets_) o->met = o->met || o->sequence <= through;
+  pass_met();
+  return true;
+}
+
+/// The node has met for these operations. With the mutex held.
+void Pump::pass_met() {
+  while (!meets_.empty() && meets_.front()->met) {
+    const auto& o = *meets_.front();
+    if (failure_) Flags::store(options_.flags.met(), static_cast<uint32_t>(o.sequence));
+    arrived(*meets_.front());
+    meets_.pop_front();
+  }
+  awaits_node_.store(!meets_.empty(), std::memory_order_relaxed);
+}
+
 bool Pump::retire() {
   bool moved = false;
   while (!operations_.empty() && sending_ > 0 && posting_ > 0) {
@@ -375,7 +400,9 @@ void Pump::idle(bool moved) {
     last_moved_ = now();
     return;
   }
-  const Time nap = nap_after(t - last_moved_, kNap, kLongerNap);
+  // The ranks of a node are about as far, and what they wait for is a word in memory.
+  const Time hard = options_.page != nullptr && awaits_node_ ? kLookForNode : 0;
+  const Time nap = nap_after(std::max<Time>(t - last_moved_ - hard, 0), kNap, kLongerNap);
   if (nap == 0)
     pause_cpu();
   else
@@ -452,7 +479,9 @@ bool Pump::meet_next() {
       return false;
     o = std::move(to_meet_.front());
     to_meet_.pop_front();
-    met_.push_back(o->sequence);
+    meets_.push_back(o);
+    awaits_node_.store(true, std::memory_order_relaxed);
+    if (options_.page != nullptr) options_.page->put(options_.local_rank, o->sequence);
   }
   const auto meet = [&](const Wire& wire, Notice notice) {
     return wire.meet(options_.node_group, o->name.c_str(), notice);
@@ -495,12 +524,8 @@ void Pump::finish(const Ticket& ticket) {
     return;
   }
   if (ticket.kind == Kind::kMeeting) {
-    met_early_.insert(o.sequence);
-    while (!met_.empty() && met_early_.erase(met_.front()) > 0) {
-      if (failure_) Flags::store(options_.flags.met(), static_cast<uint32_t>(met_.front()));
-      met_.pop_front();
-    }
-    arrived(o);
+    o.met = true;
+    pass_met();
     return;
   }
   auto& state = o.pieces[ticket.piece];

@@ -28,6 +28,7 @@
 #include "base/status.h"
 #include "gpu/deal.h"
 #include "gpu/flags.h"
+#include "gpu/node_page.h"
 #include "gpu/path_plan.h"
 #include "gpu/wire.h"
 
@@ -61,6 +62,7 @@ struct Operation {
   int until_meeting = 0;  ///< pieces to arrive; one more while not all of this rank's are out
   int arrivals_left = 0;  ///< pieces (twice with two hops), the report, a meeting, the launch
   int sends_left = 0;
+  bool met = false;  ///< all ranks of the node have come to it
 };
 
 class Pump {
@@ -72,6 +74,8 @@ class Pump {
     std::vector<int> peers;  ///< [nodes] the ranks of this local rank; peers[node] is this rank
     uint32_t node_group =
         0;  ///< of the first wire: the ranks of this node, where there are several
+    NodePage* page = nullptr;  ///< that they share, if they do
+    int local_rank = 0;
     uint64_t least_slice = kLeastSlice;  ///< of a message that is cut; the same on all ranks
     std::function<Status()> check;       ///< of GPU and NCCL; now and then, on a thread of its own
     /// Once, on the thread that found it, before any caller hears of it: who does may end the process, and the other
@@ -156,6 +160,8 @@ class Pump {
   bool send_sums();
   bool retire();
   bool in_place();
+  bool look_at_page();
+  void pass_met();
   void idle(bool moved);
   void watch_over();
   void watch();
@@ -189,10 +195,9 @@ class Pump {
   mutable std::condition_variable arrived_turn_;  ///< for wait_arrival and the like
   std::deque<Shared> inbox_;
   std::vector<Lane> lanes_;
-  std::deque<Shared> to_meet_;    ///< in order: not yet asked for
-  std::deque<uint64_t> met_;      ///< in order: asked for, not flagged
-  std::set<uint64_t> met_early_;  ///< of those: over
-  std::atomic<int> meeting_{0};   ///< calls of meet(): the first one in sees to all
+  std::deque<Shared> to_meet_;   ///< in order: not yet asked for
+  std::deque<Shared> meets_;     ///< in order: asked for, not flagged
+  std::atomic<int> meeting_{0};  ///< calls of meet(): the first one in sees to all
   uint64_t submitted_ = 0, arrived_ = 0;
   uint64_t arrived_through_ = 0;                 ///< all operations up to this one have arrived
   std::set<uint64_t> arrived_early_;             ///< of those behind it
@@ -215,8 +220,10 @@ class Pump {
   size_t posting_ = 0, sending_ = 0;
   bool holding_ = false;  ///< the wires know that something is under way here
   int64_t last_moved_ = 0, last_look_ = 0;
-  uint32_t done_seen_ = 0;         ///< the done flag
-  std::atomic<bool> come_{false};  ///< a piece has since the thread last looked
+  uint32_t done_seen_ = 0;                ///< the done flag
+  uint64_t page_seen_ = 0;                ///< how far all ranks of the node were
+  std::atomic<bool> come_{false};         ///< a piece has since the thread last looked
+  std::atomic<bool> awaits_node_{false};  ///< meets_ holds something
 
   std::atomic<uint64_t> retired_{0}, wire_bytes_{0}, finished_{0}, rows_sent_{0}, rows_bound_{0};
   std::thread pump_thread_;

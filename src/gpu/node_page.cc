@@ -1,0 +1,86 @@
+#include "gpu/node_page.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+namespace paceline::gpu {
+namespace {
+
+// A word has two cache lines of its own, as processors fetch them in pairs. The first two hold the page's secret.
+constexpr uint64_t kWordRoom = 128;
+constexpr size_t kSecretBytes = 16;
+
+struct Ticket {
+  int64_t process = 0;
+  int64_t descriptor = -1;
+  std::array<char, kSecretBytes> secret{};
+};
+static_assert(sizeof(Ticket) == NodePage::kTicketBytes);
+
+uint64_t bytes_for(int ranks) {
+  return wire::shm::round_up((1 + static_cast<uint64_t>(ranks)) * kWordRoom,
+                             wire::shm::page_size());
+}
+
+}  // namespace
+
+Result<NodePage> NodePage::make(int ranks) {
+  PACELINE_ASSIGN(auto memory, wire::shm::SharedMemory::create(
+                                   bytes_for(ranks), wire::shm::SharedMemory::Pages::kReserve, {}));
+  if (getrandom(memory.data(), kSecretBytes, 0) != static_cast<ssize_t>(kSecretBytes))
+    return Status(Code::kUnavailable, fmt::format("no random bytes: {}", std::strerror(errno)));
+  return NodePage(std::move(memory), ranks);
+}
+
+std::string NodePage::ticket() const {
+  Ticket t;
+  t.process = getpid();
+  t.descriptor = memory_.fd();
+  std::memcpy(t.secret.data(), memory_.data(), kSecretBytes);
+  return {reinterpret_cast<const char*>(&t), sizeof t};
+}
+
+// A number of a process means something else in another container: the secret tells.
+Result<NodePage> NodePage::open(std::string_view ticket, int ranks) {
+  Ticket t;
+  if (ticket.size() != sizeof t)
+    return Status(Code::kUnavailable, "the node's page: a ticket of another length");
+  std::memcpy(&t, ticket.data(), sizeof t);
+  const auto path = fmt::format("/proc/{}/fd/{}", t.process, t.descriptor);
+  wire::shm::Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (!fd)
+    return Status(Code::kUnavailable,
+                  fmt::format("the node's page: {}: {}", path, std::strerror(errno)));
+  auto memory = wire::shm::SharedMemory::adopt(std::move(fd), bytes_for(ranks), true);
+  if (!memory || std::memcmp(memory->data(), t.secret.data(), kSecretBytes) != 0)
+    return Status(Code::kUnavailable,
+                  fmt::format("the node's page: {} is something else: another container's process "
+                              "has made it",
+                              path));
+  return NodePage(std::move(*memory), ranks);
+}
+
+uint64_t* NodePage::word(int rank) const {
+  return reinterpret_cast<uint64_t*>(memory_.data() +
+                                     (1 + static_cast<uint64_t>(rank)) * kWordRoom);
+}
+
+void NodePage::put(int rank, uint64_t sequence) {
+  __atomic_store_n(word(rank), sequence, __ATOMIC_RELEASE);
+}
+
+uint64_t NodePage::through() const {
+  uint64_t least = UINT64_MAX;
+  for (int r = 0; r < ranks_; ++r)
+    least = std::min(least, __atomic_load_n(word(r), __ATOMIC_ACQUIRE));
+  return least;
+}
+
+}  // namespace paceline::gpu
