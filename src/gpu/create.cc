@@ -404,7 +404,7 @@ Status Path::open_page(std::string_view ticket) {
   for (size_t r = 0; r < answers.size(); ++r) {
     if (places_[r].first == me_.node && answers[r] != "1") page_ = nullptr;
   }
-  if (page_) page_->settled();
+  if (page_ && me_.local_rank == 0) page_->settled();
   return Status::ok();
 }
 

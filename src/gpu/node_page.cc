@@ -9,6 +9,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 namespace paceline::gpu {
 namespace {
@@ -24,6 +26,21 @@ struct Ticket {
 };
 static_assert(sizeof(Ticket) == NodePage::kTicketBytes);
 
+/// Pages that were made in this process, by their secrets. Ranks that are threads use one mapping: tools that watch over threads
+/// know memory by its address.
+struct OwnPages {
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<wire::shm::SharedMemory>> made;
+};
+OwnPages& own_pages() {
+  static OwnPages pages;
+  return pages;
+}
+
+std::string secret_of(const wire::shm::SharedMemory& memory) {
+  return {reinterpret_cast<const char*>(memory.data()), kSecretBytes};
+}
+
 uint64_t bytes_for(int ranks) {
   return wire::shm::round_up((1 + static_cast<uint64_t>(ranks)) * kWordRoom,
                              wire::shm::page_size());
@@ -36,14 +53,19 @@ Result<NodePage> NodePage::make(int ranks) {
                                    bytes_for(ranks), wire::shm::SharedMemory::Pages::kReserve, {}));
   if (getrandom(memory.data(), kSecretBytes, 0) != static_cast<ssize_t>(kSecretBytes))
     return Status(Code::kUnavailable, fmt::format("no random bytes: {}", std::strerror(errno)));
-  return NodePage(std::move(memory), ranks);
+  auto shared = std::make_shared<wire::shm::SharedMemory>(std::move(memory));
+  auto& own = own_pages();
+  const std::lock_guard lock(own.mutex);
+  std::erase_if(own.made, [](const auto& page) { return page.second.expired(); });
+  own.made[secret_of(*shared)] = shared;
+  return NodePage(std::move(shared), ranks);
 }
 
 std::string NodePage::ticket() const {
   Ticket t;
   t.process = getpid();
-  t.descriptor = memory_.fd();
-  std::memcpy(t.secret.data(), memory_.data(), kSecretBytes);
+  t.descriptor = memory_->fd();
+  std::memcpy(t.secret.data(), memory_->data(), kSecretBytes);
   return {reinterpret_cast<const char*>(&t), sizeof t};
 }
 
@@ -53,22 +75,30 @@ Result<NodePage> NodePage::open(std::string_view ticket, int ranks) {
   if (ticket.size() != sizeof t)
     return Status(Code::kUnavailable, "the node's page: a ticket of another length");
   std::memcpy(&t, ticket.data(), sizeof t);
+  if (t.process == getpid()) {
+    auto& own = own_pages();
+    const std::lock_guard lock(own.mutex);
+    const auto found = own.made.find(std::string(t.secret.data(), kSecretBytes));
+    auto shared = found == own.made.end() ? nullptr : found->second.lock();
+    if (shared && shared->size() >= bytes_for(ranks)) return NodePage(std::move(shared), ranks);
+  }
   const auto path = fmt::format("/proc/{}/fd/{}", t.process, t.descriptor);
   wire::shm::Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd)
     return Status(Code::kUnavailable,
                   fmt::format("the node's page: {}: {}", path, std::strerror(errno)));
   auto memory = wire::shm::SharedMemory::adopt(std::move(fd), bytes_for(ranks), true);
-  if (!memory || std::memcmp(memory->data(), t.secret.data(), kSecretBytes) != 0)
+  if (!memory || secret_of(*memory) != std::string(t.secret.data(), kSecretBytes))
     return Status(Code::kUnavailable,
                   fmt::format("the node's page: {} is something else: another container's process "
                               "has made it",
                               path));
-  return NodePage(std::move(*memory), ranks);
+  memory->close_fd();
+  return NodePage(std::make_shared<wire::shm::SharedMemory>(std::move(*memory)), ranks);
 }
 
 uint64_t* NodePage::word(int rank) const {
-  return reinterpret_cast<uint64_t*>(memory_.data() +
+  return reinterpret_cast<uint64_t*>(memory_->data() +
                                      (1 + static_cast<uint64_t>(rank)) * kWordRoom);
 }
 

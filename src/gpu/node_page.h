@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -25,8 +26,8 @@ class NodePage {
   static Result<NodePage> open(std::string_view ticket, int ranks);
   /// kTicketBytes bytes by which processes of this machine find it, while settled() was not called.
   [[nodiscard]] std::string ticket() const;
-  /// All who will have mapped it: its descriptor is given back.
-  void settled() { memory_.close_fd(); }
+  /// By who made it, when all who will have opened it: its descriptor is given back.
+  void settled() { memory_->close_fd(); }
 
   /// Local rank `rank` has come to operation `sequence`: what it wrote before can be read by who sees it in through().
   /// Sequences only grow.
@@ -35,10 +36,11 @@ class NodePage {
   [[nodiscard]] uint64_t through() const;
 
  private:
-  NodePage(wire::shm::SharedMemory memory, int ranks) : memory_(std::move(memory)), ranks_(ranks) {}
+  using Memory = std::shared_ptr<wire::shm::SharedMemory>;
+  NodePage(Memory memory, int ranks) : memory_(std::move(memory)), ranks_(ranks) {}
   [[nodiscard]] uint64_t* word(int rank) const;
 
-  wire::shm::SharedMemory memory_;
+  Memory memory_;  ///< one mapping for ranks that are threads of one process
   int ranks_ = 0;
 };
 

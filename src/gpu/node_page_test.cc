@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <barrier>
+#include <functional>
 #include <random>
 
 #include "gpu/cluster.h"
@@ -10,6 +11,15 @@
 
 namespace paceline::gpu {
 namespace {
+
+/// What it returns in another process.
+int in_a_child(const std::function<int()>& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body());
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return status;
+}
 
 TEST(NodePage, TellsAnotherProcessHowFarAllAre) {
   auto made = NodePage::make(3);
@@ -20,16 +30,13 @@ TEST(NodePage, TellsAnotherProcessHowFarAllAre) {
   EXPECT_EQ(made->through(), 0U);
   const auto ticket = made->ticket();
   ASSERT_EQ(ticket.size(), NodePage::kTicketBytes);
-  const pid_t child = fork();
-  if (child == 0) {
-    auto opened = NodePage::open(ticket, 3);
-    if (!opened || opened->through() != 0) _exit(1);
-    opened->put(1, 8);
-    _exit(opened->through() == 7 ? 0 : 2);
-  }
-  int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(in_a_child([&] {
+              auto opened = NodePage::open(ticket, 3);
+              if (!opened || opened->through() != 0) return 1;
+              opened->put(1, 8);
+              return opened->through() == 7 ? 0 : 2;
+            }),
+            0);
   EXPECT_EQ(made->through(), 7U);
   made->put(0, 1000000000000);
   EXPECT_EQ(made->through(), 8U);
@@ -62,7 +69,7 @@ TEST(NodePage, WhatIsNoPageOfThisNodeIsRefused) {
         << opened.status().message();
   }
   made->settled();
-  EXPECT_FALSE(NodePage::open(ticket, 2).is_ok());
+  EXPECT_NE(in_a_child([&] { return NodePage::open(ticket, 2).is_ok() ? 0 : 1; }), 0);
 }
 
 constexpr uint64_t kCount = 4096;
