@@ -132,6 +132,11 @@ PACELINE_API int paceline_cuda_arrived(paceline_cuda* cuda, paceline_op op);
  * (torch's fused optimizers call it found_inf) may be enqueued behind the joins at once. It stands for these operations
  * until the eighth call after this one, and may be read until the handle is destroyed. */
 PACELINE_API paceline_code paceline_cuda_gate(paceline_cuda* cuda, uint64_t* address);
+/* For the thread that trains, after an optimizer's step with a gate: sleeps while the stream that it goes on to fill waits for the
+ * network for long, where it would wait inside the driver at the cost of a core; until shortly before the passes before had
+ * arrived, and not where that makes passes longer. Behind a join of all that was submitted; else, and when called again, it
+ * returns at once. The code is the failure's, where there is one. */
+PACELINE_API paceline_code paceline_cuda_rest(paceline_cuda* cuda);
 /* Ends everything: flags are released, communicators inside the node aborted, other ranks told. */
 PACELINE_API paceline_code paceline_cuda_abort(paceline_cuda* cuda, const char* reason);
 PACELINE_API paceline_code paceline_cuda_destroy(paceline_cuda* cuda);

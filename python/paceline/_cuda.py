@@ -98,6 +98,7 @@ PROTOTYPES = {
     "paceline_cuda_wait_operation": (_CODE, [_CUDA, c_uint64, c_double, POINTER(c_int32)]),
     "paceline_cuda_arrived": (c_int, [_CUDA, c_uint64]),
     "paceline_cuda_gate": (_CODE, [_CUDA, POINTER(c_uint64)]),
+    "paceline_cuda_rest": (_CODE, [_CUDA]),
     "paceline_cuda_abort": (_CODE, [_CUDA, c_char_p]),
     "paceline_cuda_destroy": (_CODE, [_CUDA]),
     "paceline_cuda_describe": (c_char_p, [_CUDA]),
@@ -299,6 +300,13 @@ class CudaCommunicator:
         address = c_uint64()
         self._check(self._library.paceline_cuda_gate(self._open(), byref(address)))
         return address.value
+
+    def rest(self):
+        """Sleeps while what a stream was given behind the last join will wait for the network for long; see cuda.h.
+
+        Raises what failed.
+        """
+        self._check(self._library.paceline_cuda_rest(self._open()))
 
     def arrived(self, op):
         """Whether wait_operation() would return at once, or raise."""

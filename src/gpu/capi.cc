@@ -264,6 +264,13 @@ paceline_code paceline_cuda_gate(paceline_cuda* cuda, uint64_t* address) {
   });
 }
 
+paceline_code paceline_cuda_rest(paceline_cuda* cuda) {
+  return guarded([&]() -> Status {
+    USABLE(cuda);
+    return cuda->path->rest();
+  });
+}
+
 paceline_code paceline_cuda_abort(paceline_cuda* cuda, const char* reason) {
   return guarded([&]() -> Status {
     USABLE(cuda);

@@ -28,6 +28,8 @@ class JoinPolicy {
   /// By so much a pass must be shorter without waits.
   static constexpr double kGain = 0.99;
 
+  explicit JoinPolicy(uint64_t first = kFirst) : hold_(first) {}
+
   /// Of the join that ends a pass, at `now`: whether it waits.
   bool waits(Time now);
 
@@ -40,7 +42,7 @@ class JoinPolicy {
   void settle();
 
   uint64_t pass_ = 0;  ///< since the last trial ended
-  uint64_t hold_ = kFirst;
+  uint64_t hold_;
   Time last_ = 0;
   bool before_ = true, chosen_ = true;
   std::array<std::vector<Time>, 2> taken_;  ///< [waits]

@@ -381,7 +381,18 @@ Status Path::join(uint64_t operation, cu::Stream stream) {
   // Where a later operation has used the event again, the wait is for that one: they end in order.
   if (auto error = api_.stream_wait_event(stream, ends_[operation % ends_.size()], 0); error != 0)
     return ended_by(cu::explain(api_, error, "join"));
+  joined_at_ = SteadyClock().now();
   return Status::ok();
+}
+
+Status Path::rest() {
+  PACELINE_RETURN_IF_ERROR(usable("rest"));
+  const uint64_t last = submitted_;
+  if (last == rested_for_ || joined_ < last) return Status::ok();
+  rested_for_ = last;
+  const Time before = pump_->note_arrival(last);
+  pump_->rest(last, host_rest_.until(SteadyClock().now(), joined_at_, before));
+  return pump_->failure();
 }
 
 bool Path::end_of_pass_waits() {

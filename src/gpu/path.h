@@ -54,6 +54,7 @@
 #include "device/cuda/images.h"
 #include "gpu/device.h"
 #include "gpu/flags.h"
+#include "gpu/host_rest.h"
 #include "gpu/host_ring.h"
 #include "gpu/join_policy.h"
 #include "gpu/launcher.h"
@@ -156,6 +157,9 @@ class Path {
   /// What `request` needs as scratch, aligned to 256 bytes.
   [[nodiscard]] uint64_t scratch_bytes(const Collective& request) const;
   Status join(uint64_t operation, cu::Stream stream);
+  /// The thread that trains has enqueued its optimizer's step behind the last join: it sleeps while its stream will wait for
+  /// the network for long (host_rest.h). Ends early where all has arrived; gives the failure where there is one.
+  Status rest();
   Status wait_arrival(double timeout_s, bool& finite);
   Status wait_operation(uint64_t operation, double timeout_s, bool& finite);
   [[nodiscard]] bool arrived(uint64_t operation) const;
@@ -399,6 +403,9 @@ class Path {
   uint32_t awaited_ = 0;             ///< the last operation whose memory the way out waits for
   uint64_t joined_ = 0;              ///< the last operation that a stream has joined
   JoinPolicy join_policy_;           ///< with memory_mutex_, for statistics()
+  Time joined_at_ = 0;               ///< when that join ended
+  HostRest host_rest_;
+  uint64_t rested_for_ = 0;  ///< the operation that rest() was last called behind
   uint64_t last_in_turn_ =
       0;  ///< the last operation whose pieces go over lanes when it is its turn
   size_t next_slot_ = 0;

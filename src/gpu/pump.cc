@@ -15,6 +15,9 @@ namespace {
 constexpr Time kNap = 15 * kMicrosecond;
 constexpr Time kLongerNap = 50 * kMicrosecond;
 constexpr Time kLookForNode = 70 * kMicrosecond;  // longer than for other things
+// While each wire has so many messages to send nothing here is urgent: the link is busy for longer than that.
+constexpr int kPlenty = 2;
+constexpr Time kBusyNap = 100 * kMicrosecond;
 constexpr Time kWatchEvery = 200 * kMillisecond;
 // Pieces whose receives are posted between two looks at the flags: one takes as long as its sends, and neither must wait for
 // the other's end.
@@ -95,7 +98,10 @@ Status Pump::track(const Wire& wire, const Shared& o, size_t piece, Kind kind, S
   {
     std::lock_guard lock(mutex_);
     ++under_way_;
-    if (kind == Kind::kSend) ++o->sends_left;
+    if (kind == Kind::kSend) {
+      ++o->sends_left;
+      ++sends_under_way_;
+    }
   }
   const auto notify = [](void* context, paceline_op ended, paceline_code code) {
     const std::unique_ptr<Ticket> t(static_cast<Ticket*>(context));
@@ -406,7 +412,8 @@ void Pump::idle(bool moved) {
   if (nap == 0)
     pause_cpu();
   else
-    take_nap(nap);
+    take_nap(sends_under_way_ >= kPlenty * static_cast<int>(wires_.size()) ? std::max(nap, kBusyNap)
+                                                                           : nap);
 }
 
 // --- What has ended, on the wires' threads -----------------------------------------------------------------------
@@ -451,7 +458,7 @@ void Pump::arrived(Operation& o) {
   arrived_early_.insert(o.sequence);
   while (!arrived_early_.empty() && *arrived_early_.begin() == arrived_through_ + 1) {
     arrived_early_.erase(arrived_early_.begin());
-    ++arrived_through_;
+    if (++arrived_through_ == noted_) noted_at_ = now();
     arrived_turn_.notify_all();
   }
 }
@@ -516,6 +523,7 @@ void Pump::finish(const Ticket& ticket) {
   auto& o = *ticket.operation;
   if (ticket.kind == Kind::kSend) {
     --o.sends_left;
+    --sends_under_way_;
     return;
   }
   if (ticket.kind == Kind::kReport) {

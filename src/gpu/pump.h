@@ -25,6 +25,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "gpu/deal.h"
 #include "gpu/flags.h"
@@ -99,6 +100,11 @@ class Pump {
   Status wait_arrival(double timeout_s, bool& finite);
   /// The same for operation `sequence` and all before it.
   Status wait_operation(uint64_t sequence, double timeout_s, bool& finite);
+  /// From now on the arrival of operation `sequence` (and of all before it) is noted; returns when what was noted before had
+  /// arrived, 0: it has not.
+  Time note_arrival(uint64_t sequence);
+  /// Until that, or a failure, or `until`.
+  void rest(uint64_t sequence, Time until);
   /// What such a wait said of `finite` reached nobody: the next one says it.
   void tell_again(bool finite);
   /// Whether wait_operation() would return at once.
@@ -201,6 +207,8 @@ class Pump {
   uint64_t submitted_ = 0, arrived_ = 0;
   uint64_t arrived_through_ = 0;                 ///< all operations up to this one have arrived
   std::set<uint64_t> arrived_early_;             ///< of those behind it
+  uint64_t noted_ = 0;                           ///< note_arrival()'s
+  Time noted_at_ = 0;                            ///< when it had arrived
   std::array<uint64_t, Flags::kGates> gated_{};  ///< by gate: the last operation that it stands for
   size_t next_gate_ = 0;
   bool finite_ = true;
@@ -222,6 +230,7 @@ class Pump {
   int64_t last_moved_ = 0, last_look_ = 0;
   uint32_t done_seen_ = 0;                ///< the done flag
   uint64_t page_seen_ = 0;                ///< how far all ranks of the node were
+  std::atomic<int> sends_under_way_{0};   ///< messages
   std::atomic<bool> come_{false};         ///< a piece has since the thread last looked
   std::atomic<bool> awaits_node_{false};  ///< meets_ holds something
 

@@ -120,6 +120,22 @@ Status Pump::wait_operation(uint64_t sequence, double timeout_s, bool& finite) {
   return wait_until([&] { return arrived_through_ >= sequence; }, timeout_s, finite);
 }
 
+Time Pump::note_arrival(uint64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  const Time before = noted_at_;
+  noted_ = sequence;
+  noted_at_ = arrived_through_ >= sequence ? SteadyClock().now() : 0;
+  return before;
+}
+
+void Pump::rest(uint64_t sequence, Time until) {
+  const Time left = until - SteadyClock().now();
+  if (left <= 0) return;
+  std::unique_lock lock(mutex_);
+  arrived_turn_.wait_for(lock, std::chrono::nanoseconds(left),
+                         [&] { return !failure_ || arrived_through_ >= sequence; });
+}
+
 void Pump::tell_again(bool finite) {
   const std::lock_guard lock(mutex_);
   finite_ = finite_ && finite;

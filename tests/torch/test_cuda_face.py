@@ -370,7 +370,7 @@ def test_a_fused_optimizer_has_a_gate_instead_of_a_wait(endpoint, fused, kind, a
     parameter = optimizer.param_groups[0]["params"][0]
     backward(endpoint)
     optimizer.step()
-    assert endpoint.communicator.said() == ["gate"] and not hasattr(optimizer, "found_inf")
+    assert endpoint.communicator.said() == ["gate", "rest"] and not hasattr(optimizer, "found_inf")
     stepped = parameter.detach().clone()
     assert not torch.equal(stepped, torch.ones(3))
     backward(endpoint)  # what the step waited for is settled now
@@ -392,13 +392,30 @@ def test_a_gate_after_a_fault_raises(endpoint, fused):
     assert torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
 
 
+def test_a_fault_while_the_host_sleeps_raises(endpoint, fused, monkeypatch):
+    optimizer = optimizer_of(endpoint, fused=True)
+    backward(endpoint)
+    error = PeerLostError("rank 1 is gone")
+
+    def rest():
+        raise error
+
+    endpoint.communicator.word.value = 1.0
+    monkeypatch.setattr(endpoint.communicator, "rest", rest, raising=False)
+    for _ in range(2):  # a script may catch the first and go on
+        with pytest.raises(PeerLostError, match="rank 1 is gone"):
+            optimizer.step()
+    assert torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
+    assert not hasattr(optimizer, "found_inf")
+
+
 def test_what_a_gated_step_sent_is_taken_back_when_not_finite(endpoint, fused):
     optimizer = optimizer_of(endpoint, fused=True)
     backward(endpoint)
     optimizer.step()
     endpoint.communicator.finite = False
     endpoint.steps.arrive()
-    assert endpoint.communicator.said() == ["gate", "wait", "rollback"]
+    assert endpoint.communicator.said() == ["gate", "rest", "wait", "rollback"]
 
 
 def closure_of(endpoint):
@@ -442,7 +459,7 @@ def test_a_closure_with_a_gate(endpoint, fused):
     optimizer = optimizer_of(endpoint, fused=True)
     parameter = optimizer.param_groups[0]["params"][0]
     optimizer.step(closure_of(endpoint))
-    assert endpoint.communicator.said() == ["gate"] and not hasattr(optimizer, "found_inf")
+    assert endpoint.communicator.said() == ["gate", "rest"] and not hasattr(optimizer, "found_inf")
     stepped = parameter.detach().clone()
     assert not torch.equal(stepped, torch.ones(3))
     endpoint.communicator.word.value = 1.0
@@ -452,7 +469,7 @@ def test_a_closure_with_a_gate(endpoint, fused):
         return closure_of(endpoint)()
 
     optimizer.step(closure)
-    assert endpoint.communicator.said() == ["wait", "commit", "gate"]
+    assert endpoint.communicator.said() == ["wait", "commit", "gate", "rest"]
     assert torch.equal(parameter, stepped)
     (_, closure), _ = cuda_steps.before_optimizer_step(optimizer, (optimizer, closure_of(endpoint)), {})
     closure()
@@ -468,7 +485,7 @@ def test_who_else_waits(endpoint, fused):
     backward(endpoint)
     first.step()
     second.step()
-    assert endpoint.communicator.said() == ["gate", "wait", "commit"]
+    assert endpoint.communicator.said() == ["gate", "rest", "wait", "commit"]
     first.found_inf = torch.zeros(())
     backward(endpoint)
     first.step()

@@ -110,6 +110,14 @@ class CudaSteps(residuals.ResidualSteps):
         optimizer.found_inf = self.gate()
         self._gated = optimizer
 
+    def rest(self):
+        """The host is ahead: it sleeps while the network takes long, where it would wait inside the driver."""
+        try:
+            self._communicator().rest()
+        except PacelineError as error:
+            self.failed(error)
+            raise
+
     @property
     def has_gated(self):
         """Whether all that is under way was sent before a step with a gate."""
@@ -225,8 +233,10 @@ def _before_kernels(optimizer):
 
 def after_optimizer_step(optimizer):
     """torch's hook after every optimizer's step: a gate is for one step."""
-    if any(isinstance(steps, CudaSteps) and steps.gates(optimizer) for steps in _live):
+    given = [steps for steps in _live if isinstance(steps, CudaSteps) and steps.gates(optimizer)]
+    if given:
         del optimizer.found_inf
+        given[0].rest()
 
 
 def _abort_torch(endpoint):
