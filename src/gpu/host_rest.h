@@ -5,13 +5,13 @@
 // shortly before the pass is expected to have arrived, by the passes before; then it has the time of kLead to be ahead again.
 //
 // A script that has other work to do between two steps, on the same thread, is late by what it slept: so passes are tried without,
-// and timed (join_policy.h).
+// and timed (pass_trial.h).
 #pragma once
 
 #include <array>
 
 #include "base/clock.h"
-#include "gpu/join_policy.h"
+#include "gpu/pass_trial.h"
 
 namespace paceline::gpu {
 
@@ -19,8 +19,7 @@ class HostRest {
  public:
   static constexpr Time kLead = 30 * kMillisecond;
   /// The first trial comes when that of the joins is over.
-  static constexpr uint64_t kFirst =
-      JoinPolicy::kFirst + JoinPolicy::kTurns * JoinPolicy::kTurn + 4;
+  static constexpr uint64_t kFirst = PassTrial::kFirst + PassTrial::kTurns * PassTrial::kTurn + 4;
 
   /// Once a pass, at `now`: until when to sleep; not later than `now`: not at all. `joined`: the end of the join of this pass;
   /// `before`: when the pass before had arrived, 0: nobody knows.
@@ -30,7 +29,7 @@ class HostRest {
   std::array<Time, 4> taken_{};  ///< from the join to the arrival, of the last passes; 0: unknown
   size_t next_ = 0;
   Time joined_ = 0;  ///< of the pass before
-  JoinPolicy trial_{kFirst};
+  PassTrial trial_{kFirst};
 };
 
 }  // namespace paceline::gpu

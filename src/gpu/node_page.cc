@@ -30,30 +30,27 @@ static_assert(sizeof(Ticket) == NodePage::kTicketBytes);
 /// know memory by its address.
 struct OwnPages {
   std::mutex mutex;
-  std::map<std::string, std::weak_ptr<wire::shm::SharedMemory>> made;
+  std::map<std::string, std::weak_ptr<SharedMemory>> made;
 };
 OwnPages& own_pages() {
   static OwnPages pages;
   return pages;
 }
 
-std::string secret_of(const wire::shm::SharedMemory& memory) {
+std::string secret_of(const SharedMemory& memory) {
   return {reinterpret_cast<const char*>(memory.data()), kSecretBytes};
 }
 
-uint64_t bytes_for(int ranks) {
-  return wire::shm::round_up((1 + static_cast<uint64_t>(ranks)) * kWordRoom,
-                             wire::shm::page_size());
-}
+uint64_t bytes_for(int ranks) { return (1 + static_cast<uint64_t>(ranks)) * kWordRoom; }
 
 }  // namespace
 
 Result<NodePage> NodePage::make(int ranks) {
-  PACELINE_ASSIGN(auto memory, wire::shm::SharedMemory::create(
-                                   bytes_for(ranks), wire::shm::SharedMemory::Pages::kReserve, {}));
+  PACELINE_ASSIGN(auto memory,
+                  SharedMemory::create(bytes_for(ranks), SharedMemory::Pages::kReserve, {}));
   if (getrandom(memory.data(), kSecretBytes, 0) != static_cast<ssize_t>(kSecretBytes))
     return Status(Code::kUnavailable, fmt::format("no random bytes: {}", std::strerror(errno)));
-  auto shared = std::make_shared<wire::shm::SharedMemory>(std::move(memory));
+  auto shared = std::make_shared<SharedMemory>(std::move(memory));
   auto& own = own_pages();
   const std::lock_guard lock(own.mutex);
   std::erase_if(own.made, [](const auto& page) { return page.second.expired(); });
@@ -83,18 +80,18 @@ Result<NodePage> NodePage::open(std::string_view ticket, int ranks) {
     if (shared && shared->size() >= bytes_for(ranks)) return NodePage(std::move(shared), ranks);
   }
   const auto path = fmt::format("/proc/{}/fd/{}", t.process, t.descriptor);
-  wire::shm::Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd)
     return Status(Code::kUnavailable,
                   fmt::format("the node's page: {}: {}", path, std::strerror(errno)));
-  auto memory = wire::shm::SharedMemory::adopt(std::move(fd), bytes_for(ranks), true);
+  auto memory = SharedMemory::adopt(std::move(fd), bytes_for(ranks), true);
   if (!memory || secret_of(*memory) != std::string(t.secret.data(), kSecretBytes))
     return Status(Code::kUnavailable,
                   fmt::format("the node's page: {} is something else: another container's process "
                               "has made it",
                               path));
   memory->close_fd();
-  return NodePage(std::make_shared<wire::shm::SharedMemory>(std::move(*memory)), ranks);
+  return NodePage(std::make_shared<SharedMemory>(std::move(*memory)), ranks);
 }
 
 uint64_t* NodePage::word(int rank) const {

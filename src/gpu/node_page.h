@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/shared_memory.h"
 #include "base/status.h"
-#include "wire/shm/memory.h"
 
 namespace paceline::gpu {
 
@@ -36,7 +36,7 @@ class NodePage {
   [[nodiscard]] uint64_t through() const;
 
  private:
-  using Memory = std::shared_ptr<wire::shm::SharedMemory>;
+  using Memory = std::shared_ptr<SharedMemory>;
   NodePage(Memory memory, int ranks) : memory_(std::move(memory)), ranks_(ranks) {}
   [[nodiscard]] uint64_t* word(int rank) const;
 

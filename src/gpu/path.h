@@ -56,11 +56,11 @@
 #include "gpu/flags.h"
 #include "gpu/host_rest.h"
 #include "gpu/host_ring.h"
-#include "gpu/join_policy.h"
 #include "gpu/launcher.h"
 #include "gpu/node.h"
 #include "gpu/node_copies.h"
 #include "gpu/node_page.h"
+#include "gpu/pass_trial.h"
 #include "gpu/path_plan.h"
 #include "gpu/pump.h"
 #include "gpu/residuals.h"
@@ -402,8 +402,8 @@ class Path {
   std::vector<uint32_t> out_after_;  ///< ring like ends_: out_issued_ behind operation s
   uint32_t awaited_ = 0;             ///< the last operation whose memory the way out waits for
   uint64_t joined_ = 0;              ///< the last operation that a stream has joined
-  JoinPolicy join_policy_;           ///< with memory_mutex_, for statistics()
-  Time joined_at_ = 0;               ///< when that join ended
+  PassTrial join_trial_;  ///< of end_of_pass_waits(); with memory_mutex_, for statistics()
+  Time joined_at_ = 0;    ///< when that join ended
   HostRest host_rest_;
   uint64_t rested_for_ = 0;  ///< the operation that rest() was last called behind
   uint64_t last_in_turn_ =

@@ -15,8 +15,8 @@ namespace {
 constexpr Time kNap = 15 * kMicrosecond;
 constexpr Time kLongerNap = 50 * kMicrosecond;
 constexpr Time kLookForNode = 70 * kMicrosecond;  // longer than for other things
-// While each wire has so many messages to send nothing here is urgent: the link is busy for longer than that.
-constexpr int kPlenty = 2;
+// While so many bytes a wire are yet to leave nothing here is urgent: a thread needs 0.3 ms for them at 25 Gb/s.
+constexpr uint64_t kPlenty = 1U << 20;
 constexpr Time kBusyNap = 100 * kMicrosecond;
 constexpr Time kWatchEvery = 200 * kMillisecond;
 // Pieces whose receives are posted between two looks at the flags: one takes as long as its sends, and neither must wait for
@@ -93,14 +93,15 @@ bool Pump::take_submitted() {
 
 /// `submit` hands an operation of that kind to the wire, with the notice that it is given.
 template <class Submit>
-Status Pump::track(const Wire& wire, const Shared& o, size_t piece, Kind kind, Submit submit) {
-  auto ticket = std::make_unique<Ticket>(Ticket{this, &wire, o, piece, kind});
+Status Pump::track(const Wire& wire, const Shared& o, size_t piece, Kind kind, Submit submit,
+                   uint64_t bytes) {
+  auto ticket = std::make_unique<Ticket>(Ticket{this, &wire, o, piece, kind, bytes});
   {
     std::lock_guard lock(mutex_);
     ++under_way_;
     if (kind == Kind::kSend) {
       ++o->sends_left;
-      ++sends_under_way_;
+      to_leave_ += bytes;
     }
   }
   const auto notify = [](void* context, paceline_op ended, paceline_code code) {
@@ -151,7 +152,7 @@ Status Pump::send_slices(const Shared& o, size_t index, int node, const std::byt
                        notice);
     };
     PACELINE_RETURN_IF_ERROR(
-        track(wires_[static_cast<size_t>(s.wire)], o, index, Kind::kSend, send));
+        track(wires_[static_cast<size_t>(s.wire)], o, index, Kind::kSend, send, s.bytes));
   }
   return Status::ok();
 }
@@ -412,8 +413,7 @@ void Pump::idle(bool moved) {
   if (nap == 0)
     pause_cpu();
   else
-    take_nap(sends_under_way_ >= kPlenty * static_cast<int>(wires_.size()) ? std::max(nap, kBusyNap)
-                                                                           : nap);
+    take_nap(to_leave_ >= kPlenty * wires_.size() ? std::max(nap, kBusyNap) : nap);
 }
 
 // --- What has ended, on the wires' threads -----------------------------------------------------------------------
@@ -523,7 +523,7 @@ void Pump::finish(const Ticket& ticket) {
   auto& o = *ticket.operation;
   if (ticket.kind == Kind::kSend) {
     --o.sends_left;
-    --sends_under_way_;
+    to_leave_ -= ticket.bytes;
     return;
   }
   if (ticket.kind == Kind::kReport) {

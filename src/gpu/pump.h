@@ -146,6 +146,7 @@ class Pump {
     Shared operation;
     size_t piece = 0;
     Kind kind = Kind::kSend;
+    uint64_t bytes = 0;  ///< of a send
   };
   struct Lane {
     std::deque<std::pair<Shared, size_t>> in,
@@ -183,7 +184,8 @@ class Pump {
                      int hop);
   [[nodiscard]] Deal deal(const Operation& o, size_t index, int node, uint64_t bytes) const;
   template <class Submit>
-  Status track(const Wire& wire, const Shared& o, size_t piece, Kind kind, Submit submit);
+  Status track(const Wire& wire, const Shared& o, size_t piece, Kind kind, Submit submit,
+               uint64_t bytes = 0);
   void ended(const Ticket& ticket, paceline_op op, paceline_code code);
   void finish(const Ticket& ticket);
   void advance(Lane& lane);
@@ -230,7 +232,7 @@ class Pump {
   int64_t last_moved_ = 0, last_look_ = 0;
   uint32_t done_seen_ = 0;                ///< the done flag
   uint64_t page_seen_ = 0;                ///< how far all ranks of the node were
-  std::atomic<int> sends_under_way_{0};   ///< messages
+  std::atomic<uint64_t> to_leave_{0};     ///< bytes that wires were given to send
   std::atomic<bool> come_{false};         ///< a piece has since the thread last looked
   std::atomic<bool> awaits_node_{false};  ///< meets_ holds something
 

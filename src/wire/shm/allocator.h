@@ -22,7 +22,7 @@
 #include <string>
 #include <utility>
 
-#include "wire/shm/memory.h"
+#include "base/shared_memory.h"
 
 namespace paceline::wire::shm {
 

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <vector>
 
-#include "wire/shm/memory.h"
+#include "base/shared_memory.h"
 
 namespace paceline::wire::shm {
 namespace {

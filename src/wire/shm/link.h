@@ -8,9 +8,9 @@
 #include <span>
 #include <string>
 
+#include "base/fd.h"
+#include "base/shared_memory.h"
 #include "wire/shm/allocator.h"
-#include "wire/shm/fd.h"
-#include "wire/shm/memory.h"
 #include "wire/shm/ring.h"
 
 namespace paceline::wire::shm {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/status.h"
-#include "wire/shm/fd.h"
 
 namespace paceline::wire::shm {
 

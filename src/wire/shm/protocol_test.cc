@@ -6,8 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/shared_memory.h"
 #include "wire/shm/handshake.h"
-#include "wire/shm/memory.h"
 #include "wire/shm/ring.h"
 
 namespace paceline::wire::shm {

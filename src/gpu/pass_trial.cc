@@ -1,4 +1,4 @@
-#include "gpu/join_policy.h"
+#include "gpu/pass_trial.h"
 
 #include <algorithm>
 
@@ -14,11 +14,11 @@ Time median(std::vector<Time>& taken) {
 
 }  // namespace
 
-bool JoinPolicy::waits(Time now) {
+bool PassTrial::usual(Time now) {
   const Time took = now - last_;
   last_ = now;
   const uint64_t trial = pass_ - std::min(pass_, hold_);  // passes of it so far
-  // What has passed since the last join is what that one did. A turn's first pass still shows the turn before.
+  // What has passed since is what that way took. A turn's first pass still shows the turn before.
   if (trial > 0 && (trial - 1) % kTurn != 0) taken_[before_ ? 1 : 0].push_back(took);
   if (trial == kTurn * kTurns) settle();
   const bool tries = pass_ >= hold_;
@@ -27,7 +27,7 @@ bool JoinPolicy::waits(Time now) {
   return before_;
 }
 
-void JoinPolicy::settle() {
+void PassTrial::settle() {
   for (size_t i = 0; i < medians_.size(); ++i) medians_[i] = median(taken_[i]);
   for (auto& taken : taken_) taken.clear();
   chosen_ = !(static_cast<double>(medians_[0]) < kGain * static_cast<double>(medians_[1]));

@@ -1,4 +1,4 @@
-#include "wire/shm/memory.h"
+#include "base/shared_memory.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-namespace paceline::wire::shm {
+namespace paceline {
 namespace {
 
 std::string text_of(int error) { return std::strerror(error); }
@@ -183,4 +183,4 @@ void SharedMemory::unmap() {
   data_ = nullptr;
 }
 
-}  // namespace paceline::wire::shm
+}  // namespace paceline

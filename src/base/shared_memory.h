@@ -1,4 +1,4 @@
-// Memory that several processes map, known by a file descriptor that travels over a unix socket.
+// Memory that several processes map, known by a file descriptor.
 //
 // It comes from the first source that has enough: memfd (anonymous: no name, no mount, so a
 // container's 64 MB /dev/shm does not bound it), then an unlinked file in each of the directories.
@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/status.h"
-#include "wire/shm/fd.h"
 
-namespace paceline::wire::shm {
+namespace paceline {
 
 /// Where shared memory may come from, in order of preference.
 struct MemorySources {
@@ -74,4 +74,4 @@ constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-}  // namespace paceline::wire::shm
+}  // namespace paceline

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace paceline::wire::shm {
+namespace paceline {
 
 class Fd {
  public:
@@ -34,4 +34,4 @@ class Fd {
   int fd_ = -1;
 };
 
-}  // namespace paceline::wire::shm
+}  // namespace paceline

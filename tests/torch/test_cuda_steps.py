@@ -1,0 +1,337 @@
+"""The optimizer's step of CUDA models, without a GPU: what is waited for, gated, kept, taken back, in which order."""
+
+import ctypes
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import paceline
+import paceline.torch
+from paceline._torch import amp, cuda_steps, gates
+from paceline.errors import InvalidArgumentError, PeerLostError
+
+
+class FakeCommunicator:
+    """Writes down what is asked of it."""
+
+    closed = False
+
+    def __init__(self):
+        self.calls = []
+        self.finite = True
+        self.error = None
+        self.word = ctypes.c_float(0)
+
+    def wait_arrival(self):
+        self.calls.append("wait")
+        if self.error is not None:
+            raise self.error
+        return self.finite
+
+    def gate(self):
+        self.calls.append("gate")
+        if self.error is not None:
+            raise self.error
+        return ctypes.addressof(self.word)
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.calls.append(name.removesuffix("_residuals"))
+
+    def said(self):
+        calls, self.calls[:] = list(self.calls), []
+        return calls
+
+
+class FakeEndpoint:
+    process_group = None
+    device = torch.device("cpu")
+
+    def __init__(self, momentum=0.0, enabled=True):
+        self.communicator = FakeCommunicator()
+        self.momentum = momentum
+        self.steps = cuda_steps.CudaSteps(self, enabled)
+
+
+@pytest.fixture
+def endpoint():
+    made = FakeEndpoint()
+    yield made
+    made.steps.forget()
+
+
+def backward(endpoint, buckets_=3):
+    for index in range(buckets_):
+        endpoint.steps.submitted(index == 0, "model")
+
+
+def optimizer_of(endpoint, kind=torch.optim.SGD, **arguments):
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    endpoint.steps.parameters[id(parameter)] = parameter
+    return kind([parameter], lr=0.1, **arguments)
+
+
+def test_a_step_waits_for_arrival_first_and_keeps_the_residuals_after(endpoint):
+    optimizer = optimizer_of(endpoint)
+    for _ in range(2):
+        backward(endpoint)
+        assert endpoint.communicator.said() == []
+        optimizer.step()
+        assert endpoint.communicator.said() == ["wait", "commit"]
+    optimizer.step()
+    assert endpoint.communicator.said() == []
+
+
+def test_any_optimizer_waits_but_only_the_models_own_ends_the_step(endpoint):
+    stranger = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    backward(endpoint)
+    stranger.step()
+    assert endpoint.communicator.said() == ["wait"]
+    optimizer_of(endpoint).step()
+    assert endpoint.communicator.said() == ["commit"]
+
+
+#: What ends a path: GPUs that fail and NCCL are "unavailable".
+FAULTS = [
+    paceline.PeerLostError,
+    paceline.UnavailableError,
+    paceline.MismatchError,
+    paceline.CorruptedError,
+    paceline.ResourceExhaustedError,
+    paceline.InternalError,
+]
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_keeps_the_parameters(endpoint, kind):
+    optimizer = optimizer_of(endpoint)
+    backward(endpoint)
+    endpoint.communicator.error = kind("rank 1 is at fault")
+    for _ in range(2):  # a script may catch the first and go on
+        with pytest.raises(kind, match="rank 1 is at fault"):
+            optimizer.step()
+    assert torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
+
+
+@pytest.mark.parametrize("kind", [paceline.InvalidArgumentError, paceline.UnsupportedError])
+def test_a_refusal_is_no_fault(endpoint, kind):
+    endpoint.steps.failed(kind("its stream is being captured"))
+    optimizer = optimizer_of(endpoint)
+    backward(endpoint)
+    optimizer.step()
+    assert endpoint.communicator.said() == ["wait", "commit"]
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """torch's fused kernels for CPUs look at found_inf too."""
+    if not hasattr(torch, "_fused_sgd_"):
+        pytest.skip("this torch has no fused SGD")  # what a wait does instead: the tests around
+    monkeypatch.setattr(gates, "_CPU_STANDS_IN", True)
+
+
+FUSED = [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {}), (torch.optim.AdamW, {})]
+
+
+@pytest.mark.parametrize(("kind", "arguments"), FUSED)
+def test_a_fused_optimizer_has_a_gate_instead_of_a_wait(endpoint, fused, kind, arguments):
+    optimizer = optimizer_of(endpoint, kind, fused=True, **arguments)
+    parameter = optimizer.param_groups[0]["params"][0]
+    backward(endpoint)
+    optimizer.step()
+    assert endpoint.communicator.said() == ["gate", "rest"] and not hasattr(optimizer, "found_inf")
+    stepped = parameter.detach().clone()
+    assert not torch.equal(stepped, torch.ones(3))
+    backward(endpoint)  # what the step waited for is settled now
+    assert endpoint.communicator.said() == ["wait", "commit"]
+    endpoint.communicator.word.value = 1.0  # a fault, before this step's gradients have arrived
+    optimizer.step()
+    assert torch.equal(parameter, stepped)
+    endpoint.communicator.error = PeerLostError("rank 1 is gone")
+    with pytest.raises(PeerLostError):
+        backward(endpoint)
+
+
+def test_a_gate_after_a_fault_raises(endpoint, fused):
+    optimizer = optimizer_of(endpoint, fused=True)
+    backward(endpoint)
+    endpoint.communicator.error = PeerLostError("rank 1 is gone")
+    with pytest.raises(PeerLostError):
+        optimizer.step()
+    assert torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
+
+
+def test_a_fault_while_the_host_sleeps_raises(endpoint, fused, monkeypatch):
+    optimizer = optimizer_of(endpoint, fused=True)
+    backward(endpoint)
+    error = PeerLostError("rank 1 is gone")
+
+    def rest():
+        raise error
+
+    endpoint.communicator.word.value = 1.0
+    monkeypatch.setattr(endpoint.communicator, "rest", rest, raising=False)
+    for _ in range(2):  # a script may catch the first and go on
+        with pytest.raises(PeerLostError, match="rank 1 is gone"):
+            optimizer.step()
+    assert torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
+    assert not hasattr(optimizer, "found_inf")
+
+
+def test_what_a_gated_step_sent_is_taken_back_when_not_finite(endpoint, fused):
+    optimizer = optimizer_of(endpoint, fused=True)
+    backward(endpoint)
+    optimizer.step()
+    endpoint.communicator.finite = False
+    endpoint.steps.arrive()
+    assert endpoint.communicator.said() == ["gate", "rest", "wait", "rollback"]
+
+
+def closure_of(endpoint):
+    def closure():
+        backward(endpoint)
+        return torch.tensor(2.5)
+
+    return closure
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_closure_sends_and_its_kernels_wait(endpoint, named):
+    optimizer = optimizer_of(endpoint)
+    parameter = optimizer.param_groups[0]["params"][0]
+    closure = closure_of(endpoint)
+    loss = optimizer.step(closure=closure) if named else optimizer.step(closure)
+    assert loss.item() == 2.5 and endpoint.communicator.said() == ["wait", "commit"]
+    stepped = parameter.detach().clone()
+    endpoint.communicator.error = PeerLostError("rank 1 is gone")
+    with pytest.raises(PeerLostError):
+        optimizer.step(closure)
+    assert torch.equal(parameter, stepped)
+
+
+def test_a_closure_that_is_called_often_waits_each_time(endpoint):
+    optimizer = optimizer_of(endpoint, torch.optim.LBFGS, max_iter=3, tolerance_grad=0, tolerance_change=0)
+    said = []
+
+    def closure():
+        said.append(endpoint.communicator.said())
+        backward(endpoint)
+        return torch.tensor(1.0)
+
+    optimizer.step(closure)
+    said.append(endpoint.communicator.said())
+    assert len(said) > 2 and said[0] == [] and all(calls.count("wait") == 1 for calls in said[1:]), said
+    assert said[-1][-2:] == ["wait", "commit"]
+
+
+def test_a_closure_with_a_gate(endpoint, fused):
+    optimizer = optimizer_of(endpoint, fused=True)
+    parameter = optimizer.param_groups[0]["params"][0]
+    optimizer.step(closure_of(endpoint))
+    assert endpoint.communicator.said() == ["gate", "rest"] and not hasattr(optimizer, "found_inf")
+    stepped = parameter.detach().clone()
+    assert not torch.equal(stepped, torch.ones(3))
+    endpoint.communicator.word.value = 1.0
+
+    def closure():
+        assert endpoint.communicator.said() == [], "the forward pass need not wait for the step before"
+        return closure_of(endpoint)()
+
+    optimizer.step(closure)
+    assert endpoint.communicator.said() == ["wait", "commit", "gate", "rest"]
+    assert torch.equal(parameter, stepped)
+    (_, closure), _ = cuda_steps.before_optimizer_step(optimizer, (optimizer, closure_of(endpoint)), {})
+    closure()
+    assert endpoint.communicator.said() == ["wait", "commit", "gate"] and hasattr(optimizer, "found_inf")
+    backward(endpoint)  # of the second call: what the gate was for arrives here
+    assert endpoint.communicator.said() == ["wait", "commit"] and not hasattr(optimizer, "found_inf")
+    endpoint.steps.arrive()
+
+
+def test_who_else_waits(endpoint, fused):
+    """Two optimizers of a step, a loss scale, an optimizer of the script's own kind, a second model under way."""
+    first, second = (optimizer_of(endpoint, fused=True) for _ in range(2))
+    backward(endpoint)
+    first.step()
+    second.step()
+    assert endpoint.communicator.said() == ["gate", "rest", "wait", "commit"]
+    first.found_inf = torch.zeros(())
+    backward(endpoint)
+    first.step()
+    assert endpoint.communicator.said() == ["wait", "commit"]
+    del first.found_inf
+
+    class Own(torch.optim.SGD):
+        pass
+
+    backward(endpoint)
+    optimizer_of(endpoint, Own, fused=True).step()
+    assert endpoint.communicator.said() == ["wait", "commit"]
+    other = FakeEndpoint()
+    backward(endpoint)
+    backward(other)
+    second.step()
+    assert endpoint.communicator.said() == ["wait", "commit"] and other.communicator.said() == ["wait"]
+    other.steps.forget()
+
+
+def test_without_an_optimizer_the_next_pass_waits(endpoint):
+    backward(endpoint)
+    assert endpoint.communicator.said() == []
+    backward(endpoint)
+    assert endpoint.communicator.said() == ["wait", "commit"]
+
+
+def test_not_finite_takes_the_residuals_back(endpoint):
+    optimizer = optimizer_of(endpoint)
+    backward(endpoint)
+    endpoint.communicator.finite = False
+    optimizer.step()
+    assert endpoint.communicator.said() == ["wait", "rollback"]
+
+
+def test_a_step_that_the_scaler_skips_takes_the_residuals_back(endpoint):
+    """The scaler calls no optimizer then: arrival is waited for all the same."""
+    backward(endpoint)
+    for steps in amp.ResidualSteps.every():
+        steps.rollback()
+    assert endpoint.communicator.said() == ["wait", "rollback"]
+    backward(endpoint)
+    endpoint.steps.scale(0.5)
+    assert endpoint.communicator.said() == ["wait", "commit", "scale"]
+
+
+def test_a_refused_operation_is_not_waited_for(endpoint):
+    endpoint.steps.submitted(True, "model")
+    endpoint.steps.not_submitted()
+    endpoint.steps.arrive()
+    assert endpoint.communicator.said() == []
+
+
+def test_without_residuals_only_the_wait_is_left():
+    endpoint = FakeEndpoint(enabled=False)
+    backward(endpoint)
+    optimizer_of(endpoint).step()
+    assert endpoint.communicator.said() == ["wait"]
+    endpoint.steps.forget()
+
+
+def test_momentum_twice_is_refused():
+    endpoint = FakeEndpoint(momentum=0.9)
+    with pytest.raises(InvalidArgumentError, match=r"PACELINE_TOPK_MOMENTUM=0.9.*SGD.*momentum=0"):
+        optimizer_of(endpoint, momentum=0.9).step()
+    optimizer_of(endpoint).step()
+    endpoint.steps.forget()
+
+
+def test_an_endpoint_that_is_gone_is_forgotten():
+    endpoint = FakeEndpoint()
+    steps = weakref.ref(endpoint.steps)
+    del endpoint
+    import gc
+
+    gc.collect()
+    assert steps() is None
+    torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1).step()
