@@ -103,6 +103,7 @@ Outcome NamedQueue::make_groups() {
   return {};
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): where memory has run out the process ends
 NamedQueue::~NamedQueue() { close(); }
 
 void NamedQueue::close() {

@@ -68,7 +68,7 @@ plan::CodecSpec codec_for(const Settings& settings, const paceline_op_args& args
 
 int codec_threads(const Settings& settings, const bootstrap::Topology& topology,
                   int job_local_size) {
-  const std::string asked = settings.text("codec_threads");
+  const std::string& asked = settings.text("codec_threads");
   if (asked != "auto") return std::atoi(asked.c_str());
   // A node is a machine, or a container on one, unless PACELINE_NODE_ID says otherwise: containers share the cores.
   const std::string machine = bootstrap::machine_identity() + "/";

@@ -145,7 +145,7 @@ class Bench {
   /// Scale jumps tenfold from call to call; the residual goes on from one to the next.
   void top_k_row(const std::string& name, const WireFormat& format, uint64_t elements,
                  bool momentum) {
-    constexpr float kScales[] = {1, 10, 1, 0.1F, 1, 10, 100, 10};
+    static constexpr float kScales[] = {1, 10, 1, 0.1F, 1, 10, 100, 10};
     const TopKLayout layout = top_k_layout(format, elements);
     const double streams = momentum ? 16 : 8;
     const double bytes = static_cast<double>(elements) * (dtype_size(format.dtype) + streams) +
