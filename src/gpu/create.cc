@@ -391,21 +391,14 @@ std::string Path::make_page() {
   return page_->ticket();
 }
 
-/// It counts only where all ranks of the node have it.
-Status Path::open_page(std::string_view ticket) {
-  if (me_.local_rank != 0 && options_.node_page) {
-    auto opened = NodePage::open(ticket, shape_.local_size);
-    if (opened)
-      page_ = std::make_unique<NodePage>(std::move(*opened));
-    else
-      log::info("the node meets over the wire: {}", opened.status().message());
-  }
-  PACELINE_ASSIGN(auto answers, wire_.gather(page_ ? "1" : "0", 1, "the node's page"));
-  for (size_t r = 0; r < answers.size(); ++r) {
-    if (places_[r].first == me_.node && answers[r] != "1") page_ = nullptr;
-  }
-  if (page_ && me_.local_rank == 0) page_->settled();
-  return Status::ok();
+/// A rank of the node that can't open it never moves its word there: the others then meet over the wire alone.
+void Path::open_page(std::string_view ticket) {
+  if (me_.local_rank == 0 || !options_.node_page) return;
+  auto opened = NodePage::open(ticket, shape_.local_size);
+  if (opened)
+    page_ = std::make_unique<NodePage>(std::move(*opened));
+  else
+    log::info("the node meets over the wire: {}", opened.status().message());
 }
 
 Status Path::join_node() {
@@ -426,8 +419,8 @@ Status Path::join_node() {
   mine.append(make_page());
   PACELINE_ASSIGN(auto rows, wire_.gather(mine, mine.size(), "NCCL's identities"));
   std::memcpy(&ids, rows[static_cast<size_t>(node_root_)].data() + sizeof own, sizeof ids);
-  PACELINE_RETURN_IF_ERROR(open_page(
-      std::string_view(rows[static_cast<size_t>(node_root_)]).substr(sizeof own + sizeof ids)));
+  open_page(
+      std::string_view(rows[static_cast<size_t>(node_root_)]).substr(sizeof own + sizeof ids));
   PACELINE_RETURN_IF_ERROR(open_copies(rows));
   // NCCL has no deadline: a thread of its own waits, and is left behind if another rank fails meanwhile.
   struct Joining {
@@ -527,6 +520,7 @@ Status Path::warm_up_wire() {
 }
 
 void Path::start() {
+  if (page_ && me_.local_rank == 0) page_->settled();  // all have warmed up, and so opened it
   Pump::Options o;
   o.flags = flags_;
   o.lanes = options_.lanes + 1;

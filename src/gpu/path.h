@@ -239,7 +239,7 @@ class Path {
   [[nodiscard]] Status wires_health() const;
   Status join_node();
   std::string make_page();
-  Status open_page(std::string_view ticket);
+  void open_page(std::string_view ticket);
   Status prepare_copies();
   Status open_copies(const std::vector<std::string>& rows);
   Status warm_up();
