@@ -62,7 +62,7 @@ struct ClusterOptions {
   int local_size = 1;
   cu::mock::Options machine;
   double timeout_s = 20;
-  Rank stopped = -1;  ///< is to be frozen: a stopped process has no deadlines
+  Rank stopped = -1;            ///< is to be frozen: a stopped process has no deadlines
   int wires = default_wires();  ///< threads on the wire; messages are cut into short slices
   std::optional<bool> ahead;    ///< PathOptions::ahead; unset: where streams share hardware queues
   std::string node_gather = default_node_gather();
