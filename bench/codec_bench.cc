@@ -126,6 +126,42 @@ void topk(benchmark::State& state, std::size_t elements, double ratio, bool fp16
       static_cast<double>(result.bytes) / static_cast<double>(result.kept);
 }
 
+// A node of two: the other rank's gradient added within the pass; the reference adds it ahead, in pieces as it would
+// arrive. The scale of the sum differs between the two, by what repeated adding makes of it: top-k doesn't mind.
+void topk_of_two(benchmark::State& state, std::size_t elements, double ratio) {
+  constexpr std::size_t kArriving = 128 * 1024;
+  plan::CodecSpec spec;
+  spec.codec = plan::Codec::kTopK;
+  spec.ratio = ratio;
+  std::vector<float> gradient(elements), other(elements);
+  fill_normal(gradient, 1);
+  fill_normal(other, 2);
+  codec::ResidualStore store;
+  const codec::ResidualRange range{1, 0, elements};
+  std::vector<std::byte> encoded(codec::encoded_bytes(spec, DType::kFloat32, elements));
+  std::vector<codec::ResidualRun> runs;
+  const auto encode = [&](std::span<const codec::Addend> addends) {
+    runs.clear();
+    if (!store.runs({&range, 1}, 0, elements, runs).is_ok()) std::abort();
+    codec::encode_topk(spec, gradient, runs, encoded.data(), nullptr, addends);
+    store.commit();
+  };
+  const auto ahead = [&] {
+    for (std::size_t at = 0; at < elements; at += kArriving)
+      cpu::reduce(DType::kFloat32, ReduceOp::kSum, gradient.data() + at, other.data() + at,
+                  std::min(kArriving, elements - at));
+    encode({});
+  };
+  const codec::Addend addend{other.data(), 0, elements};
+  for (int i = 0; i < 2; ++i) encode({});
+  Ratio ratio_of;
+  for (auto _ : state) {
+    const double reference = timed(ahead);
+    ratio_of.add(reference, timed([&] { encode({&addend, 1}); }));
+  }
+  ratio_of.report(state, static_cast<double>(elements) * 4);
+}
+
 // The sum of four ranks' encodings, each of other entries.
 void topk_decode_sum(benchmark::State& state, std::size_t elements, double ratio) {
   constexpr unsigned kRanks = 4;
@@ -218,6 +254,7 @@ constexpr std::size_t kBucket = 16'000'000;  ///< a large bucket: in memory
 BENCHMARK_CAPTURE(topk, 100M_fp32, 100'000'000, 0.01, false)
     ->Iterations(15)
     ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(topk_of_two, 4M, 4'194'304, 0.01)->Iterations(60)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(topk, 100M_fp16, 100'000'000, 0.01, true)
     ->Iterations(15)
     ->Unit(benchmark::kMillisecond);

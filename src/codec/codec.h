@@ -56,6 +56,13 @@ struct ResidualRun {
   uint64_t elements = 0;
 };
 
+/// A neighbour's part of what is encoded, where it lies: added to gradient[first + i].
+struct Addend {
+  const float* data = nullptr;
+  uint64_t first = 0;
+  uint64_t elements = 0;
+};
+
 struct EncodedTopK {
   uint64_t bytes = 0;  ///< written to dst
   uint64_t kept = 0;   ///< entries: top_k_count(), or all that aren't zero
@@ -67,12 +74,13 @@ struct EncodedTopK {
 /// the rest becomes the new residual. `runs` cover `gradient` in order (their elements add up to
 /// its size). `dst` has encoded_bytes() bytes; those beyond EncodedTopK::bytes may be overwritten.
 /// When an Inf or NaN is in the sum, nothing is sent but that fact, and `after` becomes a copy of
-/// `before`. `workers`, if any, share the work; the result is the same in every bit. The calling
+/// `before`. `addends` are added to the gradient in their order, before the residual, as if that had been done ahead; the
+/// sum is nowhere in memory but in the cache, each is read once. `workers`, if any, share the work; the result is the same in every bit. The calling
 /// thread keeps some scratch memory from call to call: about 16 bytes × k + 4 bytes × elements / 100,
 /// and with several threads 32 bytes × k for each of them, but no more than 16 bytes × elements.
 EncodedTopK encode_topk(const plan::CodecSpec& spec, std::span<const float> gradient,
                         std::span<const ResidualRun> runs, std::byte* dst,
-                        Workers* workers = nullptr);
+                        Workers* workers = nullptr, std::span<const Addend> addends = {});
 /// dst = (the sum of all encodings, each element's values added in their order to 0) / divisor: in
 /// one walk over dst, which has the `elements` that each encodes. If one is flagged non-finite, dst
 /// becomes NaN. Every byte is checked before it is used: kCorrupted names what is wrong, and dst may

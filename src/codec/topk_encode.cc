@@ -26,6 +26,7 @@
 #include "codec/positions.h"
 #include "codec/topk_format.h"
 #include "codec/topk_sample.h"
+#include "codec/topk_sum.h"
 #include "device/cpu/casts.h"
 #include "device/cpu/float_mode.h"
 #include "device/cpu/kernels.h"
@@ -39,6 +40,8 @@ using topk::Candidates;
 /// Elements a call of the kernel: small enough for the candidates' room, large enough that the call
 /// is free.
 constexpr uint64_t kTile = 16384;
+/// The same where the gradient is a sum that is made ahead of the call: it stays in the nearest cache.
+constexpr uint64_t kSumTile = 4096;
 constexpr uint32_t kInfinityBits = 0x7F800000;
 /// A worker's part has at least so many elements (a tenth of a millisecond), and there are so many for each thread, so
 /// that one which the scheduler holds up leaves some to the others.
@@ -74,7 +77,7 @@ uint64_t room_for(uint64_t keep, uint64_t elements) {
 
 /// What is asked of a pass over all runs.
 struct PassRequest {
-  const float* gradient = nullptr;  ///< null: |after| alone is looked through
+  const topk::GradientSum* gradient = nullptr;  ///< null: |after| alone is looked through
   uint32_t threshold = 1;
   bool stream = false;
   bool halves = false;
@@ -91,6 +94,9 @@ struct Stretch {
 /// Inf or NaN.
 uint32_t collect(const PassRequest& request, std::span<const ResidualRun> runs, Stretch stretch,
                  Candidates& found) {
+  const bool is_sum = request.gradient != nullptr && !request.gradient->is_plain();
+  const uint64_t tile_elements = is_sum ? kSumTile : kTile;
+  alignas(64) float made[kSumTile];
   uint32_t largest = 0;
   uint64_t begin = 0;
   cpu::SelectInput in;
@@ -101,13 +107,21 @@ uint32_t collect(const PassRequest& request, std::span<const ResidualRun> runs, 
   for (const auto& run : runs) {
     const uint64_t first = std::max(begin, stretch.from) - begin;
     const uint64_t end = std::min(begin + run.elements, stretch.to) - std::min(begin, stretch.to);
-    for (uint64_t at = first; at < end; at += kTile) {
-      in.elements = std::min(kTile, end - at);
+    for (uint64_t at = first; at < end; at += tile_elements) {
+      in.elements = std::min(tile_elements, end - at);
       if (found.room() < in.elements + cpu::kSelectSlack)
         in.threshold = std::max(in.threshold, found.shrink(runs, request.threshold));
       in.rest = run.after + at;
-      in.gradient = request.gradient != nullptr ? request.gradient + begin + at : in.rest;
-      in.residual = request.gradient != nullptr ? run.before + at : nullptr;
+      in.gradient = in.rest;
+      in.residual = nullptr;
+      in.addend = is_sum ? request.gradient->only_addend(begin + at, in.elements) : nullptr;
+      if (is_sum && in.addend == nullptr) {
+        request.gradient->make(begin + at, in.elements, made);
+        in.gradient = made;
+      } else if (request.gradient != nullptr) {
+        in.gradient = request.gradient->plain() + begin + at;
+      }
+      if (request.gradient != nullptr) in.residual = run.before + at;
       in.first_index = static_cast<uint32_t>(begin + at);
       const auto tile = cpu::add_select(in, found.index_end(), found.value_end());
       found.add(tile.found);
@@ -252,7 +266,7 @@ int part_count(uint64_t elements, const Workers* workers) {
   return static_cast<int>(std::clamp<uint64_t>(elements / kPartElements, 1, most));
 }
 
-[[gnu::noinline]] EncodedTopK encode(const plan::CodecSpec& spec, std::span<const float> gradient,
+[[gnu::noinline]] EncodedTopK encode(const plan::CodecSpec& spec, const topk::GradientSum& gradient,
                                      std::span<const ResidualRun> runs, std::byte* dst,
                                      Workers* workers) {
   thread_local Memory memory;
@@ -269,7 +283,7 @@ int part_count(uint64_t elements, const Workers* workers) {
   const topk::Guess guess =
       topk::guess_threshold(gradient, runs, keep, parts > 1 ? workers : nullptr);
   if (guess.threshold >= kInfinityBits) return write_non_finite(runs, elements, dst);
-  PassRequest pass{gradient.data(), guess.threshold, elements >= kStreamElements, spec.fp16_values,
+  PassRequest pass{&gradient, guess.threshold, elements >= kStreamElements, spec.fp16_values,
                    exponent_for(guess.largest, kSampleTop)};
   uint32_t largest_bits = 0;
   Candidates found = [&] {
@@ -312,9 +326,10 @@ int part_count(uint64_t elements, const Workers* workers) {
 }  // namespace
 
 EncodedTopK encode_topk(const plan::CodecSpec& spec, std::span<const float> gradient,
-                        std::span<const ResidualRun> runs, std::byte* dst, Workers* workers) {
+                        std::span<const ResidualRun> runs, std::byte* dst, Workers* workers,
+                        std::span<const Addend> addends) {
   const cpu::FloatMode mode;
-  return encode(spec, gradient, runs, dst, workers);
+  return encode(spec, {gradient, addends}, runs, dst, workers);
 }
 
 }  // namespace paceline::codec

@@ -6,6 +6,7 @@
 
 #include "codec/candidates.h"
 #include "codec/rank_select.h"
+#include "codec/topk_sum.h"
 #include "device/cpu/float_mode.h"
 #include "device/cpu/kernels.h"
 
@@ -40,8 +41,9 @@ void draw_groups(uint64_t elements, std::span<uint64_t> groups) {
 }
 
 /// Sums at the groups; returns how many.
-uint64_t take_sample(std::span<const float> gradient, std::span<const ResidualRun> runs,
+uint64_t take_sample(const GradientSum& gradient, std::span<const ResidualRun> runs,
                      std::span<const uint64_t> groups, float* out) {
+  float made[kGroup];
   std::size_t run = 0;
   uint64_t begin = 0;
   uint64_t taken = 0;
@@ -51,20 +53,24 @@ uint64_t take_sample(std::span<const float> gradient, std::span<const ResidualRu
     const auto& here = runs[run];
     if (i + kAhead < groups.size()) {
       const uint64_t ahead = groups[i + kAhead];
-      __builtin_prefetch(gradient.data() + ahead);
+      gradient.prefetch(ahead);
       if (ahead < begin + here.elements) __builtin_prefetch(here.before + (ahead - begin));
     }
     const uint64_t offset = at - begin;
     const uint64_t length = std::min(kGroup, here.elements - offset);
-    for (uint64_t j = 0; j < length; ++j)
-      out[taken + j] = gradient[at + j] + here.before[offset + j];
+    const float* sums = gradient.plain() + at;
+    if (!gradient.is_plain()) {
+      gradient.make(at, length, made);
+      sums = made;
+    }
+    for (uint64_t j = 0; j < length; ++j) out[taken + j] = sums[j] + here.before[offset + j];
     taken += length;
   }
   return taken;
 }
 
 /// The same by several threads, each at groups of its own.
-uint64_t share_sample(std::span<const float> gradient, std::span<const ResidualRun> runs,
+uint64_t share_sample(const GradientSum& gradient, std::span<const ResidualRun> runs,
                       std::span<const uint64_t> groups, float* out, Workers& workers) {
   constexpr int kMostParts = 16;
   const int parts = std::min(workers.threads(), kMostParts);
@@ -87,10 +93,15 @@ uint64_t share_sample(std::span<const float> gradient, std::span<const ResidualR
   return all;
 }
 
-void take_all(std::span<const float> gradient, std::span<const ResidualRun> runs, float* out) {
+void take_all(const GradientSum& gradient, std::span<const ResidualRun> runs, float* out) {
+  const float* sums = gradient.plain();
+  if (!gradient.is_plain()) {
+    gradient.make(0, gradient.size(), out);
+    sums = out;
+  }
   uint64_t at = 0;
   for (const auto& run : runs) {
-    cpu::reduce_into(DType::kFloat32, ReduceOp::kSum, out + at, gradient.data() + at, run.before,
+    cpu::reduce_into(DType::kFloat32, ReduceOp::kSum, out + at, sums + at, run.before,
                      run.elements);
     at += run.elements;
   }
@@ -105,8 +116,8 @@ Guess at_rank(std::span<const float> sample, uint64_t rank) {
 
 }  // namespace
 
-Guess guess_threshold(std::span<const float> gradient, std::span<const ResidualRun> runs,
-                      uint64_t keep, Workers* workers) {
+Guess guess_threshold(const GradientSum& gradient, std::span<const ResidualRun> runs, uint64_t keep,
+                      Workers* workers) {
   thread_local Scratch<float> sums;
   thread_local Scratch<uint64_t> places;
   const uint64_t elements = gradient.size();

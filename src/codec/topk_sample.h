@@ -5,6 +5,7 @@
 #include <span>
 
 #include "codec/codec.h"
+#include "codec/topk_sum.h"
 
 namespace paceline::codec::topk {
 
@@ -18,7 +19,7 @@ struct Guess {
 /// taken from equal strata, at an offset in each that a fixed generator gives, so that no period in the data meets a
 /// period in the sample. Small buffers are read whole. A wrong guess costs time, never the result. `workers`, if any,
 /// share the reading.
-Guess guess_threshold(std::span<const float> gradient, std::span<const ResidualRun> runs,
-                      uint64_t keep, Workers* workers = nullptr);
+Guess guess_threshold(const GradientSum& gradient, std::span<const ResidualRun> runs, uint64_t keep,
+                      Workers* workers = nullptr);
 
 }  // namespace paceline::codec::topk

@@ -284,7 +284,7 @@ std::vector<std::size_t> sampled_places(std::size_t n, uint64_t keep) {
   std::vector<std::size_t> seen;
   for (std::size_t i = 0; i < n; ++i) {
     probe[i] = 1.0f;
-    if (topk::guess_threshold(probe, {&run, 1}, keep).largest == 1.0f) seen.push_back(i);
+    if (topk::guess_threshold({probe, {}}, {&run, 1}, keep).largest == 1.0f) seen.push_back(i);
     probe[i] = 1e-3f;
   }
   return seen;

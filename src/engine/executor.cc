@@ -46,6 +46,7 @@ Executor::Executor(std::shared_ptr<PreparedPlan> plan) : plan_(std::move(plan)) 
   posted_.resize(steps.size());
   lengths_.resize(steps.size());
   answered_.resize(steps.size());
+  held_.resize(steps.size());
   ready_.reserve(steps.size());
   unheard_.reserve(plan_->neighbours.size());
   cascade_.reserve(steps.size());
@@ -149,6 +150,7 @@ void Executor::post(uint32_t step, wire::Channel& channel) {
   } else {
     inbox.sink = &sinks_[sink_of_[step]];
     inbox.capacity = plan::message_bytes(plan_->plan.request, s);
+    inbox.hold = s.may_be_held;
   }
   channel.receive(peer, tag, digest_for(s), inbox, cookie);
   lengths_[step] = inbox.capacity;
@@ -168,6 +170,7 @@ void Executor::complete(uint32_t step, const wire::Completion& completion, wire:
     if (!unheard_.empty()) std::erase(unheard_, s.peer);
     lengths_[step] = completion.bytes;
     answered_[step] = completion.answered;
+    held_[step] = completion.held;
   }
   if (!failure_) return;
   release(step, channel);
@@ -219,7 +222,7 @@ uint64_t Executor::work(uint64_t budget, wire::Channel& channel, Interlude& inte
     }
     bool finished = false;
     try {
-      used += run_slice(current_, budget - used, finished, interlude) + 64;
+      used += run_slice(current_, budget - used, finished, channel, interlude) + 64;
     } catch (const std::bad_alloc&) {
       // Whoever drives carries other operations too, and the other ranks have to hear of this one.
       fail({Code::kResourceExhausted, "no memory to code it or to add it up"});
@@ -234,12 +237,13 @@ uint64_t Executor::work(uint64_t budget, wire::Channel& channel, Interlude& inte
 
 // Handles at most about `budget` bytes of a local step, from where the last slice ended. Steps that
 // can't be cut (sparse ones) run whole.
-uint64_t Executor::run_slice(uint32_t step, uint64_t budget, bool& finished, Interlude& interlude) {
+uint64_t Executor::run_slice(uint32_t step, uint64_t budget, bool& finished, wire::Channel& channel,
+                             Interlude& interlude) {
   const Step& s = plan_->plan.steps[step];
   finished = true;
   if (s.kind == StepKind::kDecodeSum) return decode_sum(s, interlude);
   if (s.kind == StepKind::kEncode && is_sparse(plan_->plan.request))
-    return encode(s, step, interlude);
+    return encode(s, step, channel, interlude);
   // The step's length, counted in what it reads (its destination, where it reads nothing or codes).
   const bool by_dst = s.kind == StepKind::kZero || s.kind == StepKind::kScale ||
                       s.kind == StepKind::kDecode || s.kind == StepKind::kDecodeReduce;
@@ -317,7 +321,8 @@ void Executor::run_dense(const Step& s, uint64_t from, uint64_t n) {
 
 // Top-k: which elements of the operation's buffer `s.src` holds follows from its place in the input
 // or output.
-uint64_t Executor::encode(const Step& s, uint32_t step, Interlude& interlude) {
+uint64_t Executor::encode(const Step& s, uint32_t step, wire::Channel& channel,
+                          Interlude& interlude) {
   if (binding_.residuals == nullptr) {
     fail({Code::kInternal, "top-k without residuals"});
     return 0;
@@ -328,11 +333,41 @@ uint64_t Executor::encode(const Step& s, uint32_t step, Interlude& interlude) {
     return 0;
   }
   const std::byte* src = at(s.src);
+  const Reading reading(*this, s, channel);
+  if (!failure_) return 0;
   const OpenFor open(&interlude, s.src.bytes);
   lengths_[step] = codec::encode_topk(plan_->plan.request.codec, floats(src, s.src.bytes), *runs,
-                                      at(s.dst), binding_.workers)
+                                      at(s.dst), binding_.workers, addends_)
                        .bytes;
   return s.src.bytes;
+}
+
+void Executor::open_addends(const Step& s, wire::Channel& channel) {
+  addends_.clear();
+  for (const uint32_t k : s.addends) {
+    if (held_[k] == 0) continue;  // it came by another way, and is in the sum already
+    const Step& receive = plan_->plan.steps[k];
+    const Rank peer = binding_.ranks[static_cast<std::size_t>(receive.peer)];
+    const auto data = channel.open_held(peer, held_[k]);
+    if (data.empty()) {
+      fail({Code::kAborted, "a rank of this node took its gradients back before they were read"},
+           peer);
+      return;
+    }
+    const auto values = floats(data.data(), data.size());
+    addends_.push_back(
+        {values.data(), (receive.dst.offset - s.src.offset) / sizeof(float), values.size()});
+  }
+}
+
+void Executor::close_addends(const Step& s, wire::Channel& channel) {
+  for (const uint32_t k : s.addends) {
+    if (held_[k] == 0) continue;
+    const Rank peer = binding_.ranks[static_cast<std::size_t>(plan_->plan.steps[k].peer)];
+    if (!channel.close_held(peer, held_[k]))
+      fail({Code::kAborted, "a rank of this node took its gradients back while they were read"},
+           peer);
+  }
 }
 
 void Executor::fail(Status why, Rank peer) {

@@ -104,9 +104,28 @@ class Executor {
   void absorb(uint32_t step, uint64_t offset, std::span<const std::byte> data);
   bool absorb_and_answer(uint32_t step, uint64_t offset, std::span<const std::byte> data,
                          std::byte* place);
-  uint64_t run_slice(uint32_t step, uint64_t budget, bool& finished, Interlude& interlude);
+  uint64_t run_slice(uint32_t step, uint64_t budget, bool& finished, wire::Channel& channel,
+                     Interlude& interlude);
   // Steps of a sparse operation, whole: they can't be cut.
-  uint64_t encode(const plan::Step& s, uint32_t step, Interlude& interlude);
+  uint64_t encode(const plan::Step& s, uint32_t step, wire::Channel& channel, Interlude& interlude);
+  /// What neighbours hold for an encoding, for as long as this lives.
+  class Reading {
+   public:
+    Reading(Executor& executor, const plan::Step& s, wire::Channel& channel)
+        : executor_(executor), step_(s), channel_(channel) {
+      executor_.open_addends(step_, channel_);
+    }
+    ~Reading() { executor_.close_addends(step_, channel_); }
+    Reading(const Reading&) = delete;
+    Reading& operator=(const Reading&) = delete;
+
+   private:
+    Executor& executor_;
+    const plan::Step& step_;
+    wire::Channel& channel_;
+  };
+  void open_addends(const plan::Step& s, wire::Channel& channel);
+  void close_addends(const plan::Step& s, wire::Channel& channel);
   uint64_t decode_sum(const plan::Step& s, Interlude& interlude);
   Rank sender_of_damage(const plan::Step& s);
   void run_dense(const plan::Step& s, uint64_t from, uint64_t n);
@@ -121,6 +140,8 @@ class Executor {
   std::vector<uint64_t> lengths_;  ///< [steps] of variable messages
   std::vector<std::span<const std::byte>> encodings_;  ///< of a sum, reused
   std::vector<uint64_t> answered_;                     ///< [steps] Completion::answered
+  std::vector<uint64_t> held_;                         ///< [steps] Completion::held
+  std::vector<codec::Addend> addends_;                 ///< of an encoding, reused
   std::vector<uint32_t> ready_;  ///< local steps that can run: a heap, the plan's earliest first
   uint32_t current_ = plan::kNoStep;  ///< the local step that is being run
   uint64_t slice_done_ = 0;           ///< bytes of it already handled

@@ -26,6 +26,8 @@ class LoopbackChannel final : public wire::Channel {
             uint64_t cookie) override;
   void receive(Rank peer, wire::Tag tag, uint32_t digest, wire::Inbox inbox,
                uint64_t cookie) override;
+  std::span<const std::byte> open_held(Rank peer, uint64_t held) override;
+  bool close_held(Rank peer, uint64_t held) override;
   void post_note(Rank peer, std::span<const std::byte> bytes) override;
   bool progress(Time now, wire::Events& events) override;
   [[nodiscard]] Time next_timer() const override { return kNever; }
@@ -97,6 +99,11 @@ class LoopbackNetwork {
     for (const auto& [key, send] : sends_) waiting.push_back(key);
     for (const auto& key : waiting) match(key);
   }
+  /// Receivers see senders' memory, as ranks of a node may: what can be held stays where it is.
+  void lend() {
+    std::lock_guard lock(mutex_);
+    lends_ = true;
+  }
   /// The next message that is longer than `bytes` arrives without its last `bytes`, as from a peer that lies about
   /// what it sends.
   void cut_next(std::size_t bytes) {
@@ -134,6 +141,13 @@ class LoopbackNetwork {
       status = Status(Code::kMismatch, "digests differ");
     } else if (s->second.data.size() > r->second.inbox.capacity) {
       status = Status(Code::kMismatch, "message too long");
+    } else if (lends_ && r->second.inbox.hold) {
+      lent_.emplace(++last_lent_, std::pair(from, s->second));
+      receiver.inbox_.completions.push_back(
+          {r->second.cookie, s->second.data.size(), status, 0, last_lent_});
+      sends_.erase(s);
+      receives_.erase(r);
+      return;
     } else {
       deliver(s->second.data, r->second.inbox);
       sender.counters_.payload_sent += s->second.data.size();
@@ -165,6 +179,9 @@ class LoopbackNetwork {
   std::map<Key, Send> sends_;
   std::map<Key, Receive> receives_;
   std::set<std::pair<Rank, Rank>> held_;
+  bool lends_ = false;
+  uint64_t last_lent_ = 0;
+  std::map<uint64_t, std::pair<Rank, Send>> lent_;  ///< with who sent it
 };
 
 inline void LoopbackChannel::send(Rank peer, wire::Tag tag, uint32_t digest,
@@ -191,6 +208,27 @@ inline void LoopbackChannel::receive(Rank peer, wire::Tag tag, uint32_t digest, 
   network_.match(key);
 }
 
+inline std::span<const std::byte> LoopbackChannel::open_held(Rank, uint64_t held) {
+  std::lock_guard lock(network_.mutex_);
+  auto found = network_.lent_.find(held);
+  if (found == network_.lent_.end()) return {};
+  return found->second.second.data;
+}
+
+inline bool LoopbackChannel::close_held(Rank, uint64_t held) {
+  std::lock_guard lock(network_.mutex_);
+  auto found = network_.lent_.find(held);
+  if (found == network_.lent_.end()) return false;
+  const auto [from, send] = found->second;
+  network_.lent_.erase(found);
+  auto& sender = network_.channel(from);
+  sender.counters_.payload_sent += send.data.size();
+  counters_.payload_received += send.data.size();
+  counters_.held += send.data.size();
+  sender.inbox_.completions.push_back({send.cookie, send.data.size(), Status::ok()});
+  return true;
+}
+
 inline void LoopbackChannel::post_note(Rank peer, std::span<const std::byte> bytes) {
   std::lock_guard lock(network_.mutex_);
   network_.channel(peer).inbox_.notes.push_back({me_, {bytes.begin(), bytes.end()}});
@@ -214,6 +252,11 @@ inline bool LoopbackChannel::progress(Time, wire::Events& events) {
       bool hit = std::get<1>(it->first) == me_;
       if (hit) inbox_.completions.push_back({it->second.cookie, 0, aborted_});
       it = hit ? network_.receives_.erase(it) : std::next(it);
+    }
+    for (auto it = network_.lent_.begin(); it != network_.lent_.end();) {
+      bool hit = it->second.first == me_;
+      if (hit) inbox_.completions.push_back({it->second.second.cookie, 0, aborted_});
+      it = hit ? network_.lent_.erase(it) : std::next(it);
     }
   }
   bool any = !inbox_.empty();

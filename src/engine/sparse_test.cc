@@ -12,10 +12,20 @@ namespace {
 
 constexpr std::size_t kElements = 20000;
 
-class Sparse : public testing::TestWithParam<std::pair<Rank, int>> {
+/// Ranks, ranks a node, and whether ranks of a node see each other's memory.
+struct Layout {
+  Rank size;
+  int slots;
+  bool lends;
+};
+
+class Sparse : public testing::TestWithParam<Layout> {
  protected:
-  Rank size() { return GetParam().first; }
-  int slots() { return GetParam().second; }
+  Rank size() { return GetParam().size; }
+  int slots() { return GetParam().slots; }
+  void prepare(Cluster& cluster) {
+    if (GetParam().lends) cluster.network().lend();
+  }
 
   Operation operation(std::vector<float>& data, const std::vector<Segment>& segments) {
     Operation o;
@@ -65,6 +75,7 @@ class Sparse : public testing::TestWithParam<std::pair<Rank, int>> {
 
 TEST_P(Sparse, WhatTravelsAndWhatStaysAddUpExactly) {
   Cluster cluster(size(), slots());
+  prepare(cluster);
   std::vector<double> residual(kElements);
   for (int step = 0; step < 4; ++step) {
     auto data = gradients();
@@ -88,8 +99,34 @@ TEST_P(Sparse, WhatTravelsAndWhatStaysAddUpExactly) {
   EXPECT_GT(cluster[0].statistics().residual_bytes, 0U);
 }
 
+TEST_P(Sparse, WhereNeighboursAreReadNoBitDiffers) {
+  if (!GetParam().lends) return;
+  std::vector<std::vector<float>> results[2];
+  std::vector<double> residuals[2];
+  const auto start = gradients();
+  for (const bool lends : {false, true}) {
+    Cluster cluster(size(), slots());
+    if (lends) cluster.network().lend();
+    auto data = start;
+    cluster.expect_ok(submit(cluster, data, segments_));
+    for (Rank r = 0; r < size(); ++r) cluster[r].commit_residuals();
+    results[lends] = data;
+    residuals[lends] = residual_sum(cluster);
+    // The last neighbour's part of what a rank encodes; alone in a shorter group, others encode more.
+    const auto held = cluster.network().channel(0).counters().held;
+    if (lends) {
+      EXPECT_GE(held, kElements / static_cast<unsigned>(slots()) * sizeof(float));
+    } else {
+      EXPECT_EQ(held, 0U);
+    }
+  }
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(residuals[0], residuals[1]);
+}
+
 TEST_P(Sparse, AnInfOnOneRankReachesAllAndTheStepIsTakenBack) {
   Cluster cluster(size(), slots());
+  prepare(cluster);
   auto first = gradients();
   cluster.expect_ok(submit(cluster, first, segments_));
   for (Rank r = 0; r < size(); ++r) cluster[r].commit_residuals();
@@ -115,6 +152,7 @@ TEST_P(Sparse, AnInfOnOneRankReachesAllAndTheStepIsTakenBack) {
 
 TEST_P(Sparse, ResidualsFollowTheParameterIntoOtherBuckets) {
   Cluster cluster(size(), slots());
+  prepare(cluster);
   auto first = gradients();
   auto sums = std::vector<double>(kElements);
   for (auto& d : first) {
@@ -137,6 +175,7 @@ TEST_P(Sparse, ResidualsFollowTheParameterIntoOtherBuckets) {
 // With its parameter a residual comes to another owner. Nothing of it may stay behind with a rank that sends it no more.
 TEST_P(Sparse, WhatIsOwedIsPaidAfterAnotherCutOfTheBuckets) {
   Cluster cluster(size(), slots());
+  prepare(cluster);
   const std::vector<Segment> swapped{{9, 0, kElements / 2}, {7, 0, kElements / 2}};
   const auto zeros = [&] {
     return std::vector<std::vector<float>>(static_cast<std::size_t>(size()),
@@ -182,6 +221,7 @@ TEST_P(Sparse, WhatIsOwedIsPaidAfterAnotherCutOfTheBuckets) {
 
 TEST_P(Sparse, WhatIsOwedIsPaidWithoutAnExactStepToo) {
   Cluster cluster(size(), slots());
+  prepare(cluster);
   auto first = gradients();
   cluster.expect_ok(submit(cluster, first, segments_));
   for (Rank r = 0; r < size(); ++r) cluster[r].commit_residuals();
@@ -197,6 +237,7 @@ TEST_P(Sparse, WhatIsOwedIsPaidWithoutAnExactStepToo) {
 // A gradient that is only read can take nothing along: who keeps something of it goes on keeping it.
 TEST_P(Sparse, NothingIsLostWhereAnotherCutIsNotInPlace) {
   Cluster cluster(size(), slots());
+  prepare(cluster);
   auto first = gradients();
   cluster.expect_ok(submit(cluster, first, segments_));
   for (Rank r = 0; r < size(); ++r) cluster[r].commit_residuals();
@@ -357,8 +398,9 @@ TEST(SparseOrder, WorkersShareTheCoding) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Sparse,
-                         testing::Values(std::pair<Rank, int>{2, 1}, std::pair<Rank, int>{4, 2},
-                                         std::pair<Rank, int>{5, 2}));
+                         testing::Values(Layout{2, 1, false}, Layout{4, 2, false},
+                                         Layout{5, 2, false}, Layout{4, 2, true},
+                                         Layout{5, 2, true}, Layout{8, 4, true}));
 
 }  // namespace
 }  // namespace paceline::engine

@@ -41,9 +41,15 @@ using Answers = std::vector<uint32_t>;
 /// Rank at place j ends with the reduction of shards[j] in its output, in a fixed order: its own
 /// contribution, then those of the places before it, backwards round the ring. The output begins
 /// with element `output_begin`. With `answers`, the sums are what direct_all_gather() will send (with the average's
-/// division, where the result is not empty).
+/// division, where the result is not empty). With `addends`, a sparse encode of the result follows, that can add the last
+/// contributions itself: these steps.
+struct Afterwards {
+  Answers* answers = nullptr;
+  std::vector<uint32_t>* addends = nullptr;
+};
 void direct_reduce_scatter(Builder& b, const Members& m, const std::vector<Span>& shards, From from,
-                           Coding coding, uint64_t output_begin = 0, Answers* answers = nullptr);
+                           Coding coding, uint64_t output_begin = 0,
+                           const Afterwards& afterwards = {});
 /// Place j's shards[j] of the output goes to all members. Where any message is encoded, all ranks
 /// end with what the decoded encoding is, the owner too.
 void direct_all_gather(Builder& b, const Members& m, const std::vector<Span>& shards, Coding coding,

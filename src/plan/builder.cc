@@ -87,9 +87,9 @@ uint32_t Builder::scale(Range dst, double divisor) {
   return push({.kind = StepKind::kScale, .dst = dst, .divisor = divisor});
 }
 
-uint32_t Builder::encode(Range dst, Range src) {
+uint32_t Builder::encode(Range dst, Range src, std::vector<uint32_t> addends) {
   if (src.bytes == 0) return kNoStep;
-  return push({.kind = StepKind::kEncode, .src = src, .dst = dst});
+  return push({.kind = StepKind::kEncode, .src = src, .dst = dst, .addends = std::move(addends)});
 }
 
 uint32_t Builder::decode(Range dst, Range src) {
@@ -188,6 +188,13 @@ uint32_t Builder::receive_reduce_answering(Rank peer, Range dst, Range left, uin
   if (left != dst) step.src = left;
   step.divisor = divisor();
   step.answers = true;
+  return push(std::move(step));
+}
+
+uint32_t Builder::receive_reduce_held(Rank peer, Range dst, uint64_t piece) {
+  if (dst.bytes == 0) return kNoStep;
+  Step step = receiving(StepKind::kReceiveReduce, peer, dst, piece);
+  step.may_be_held = true;
   return push(std::move(step));
 }
 

@@ -64,7 +64,8 @@ class Builder {
   uint32_t copy(Range dst, Range src);  ///< nothing when they are the same
   uint32_t reduce(Range dst, Range src);
   uint32_t scale(Range dst, double divisor);
-  uint32_t encode(Range dst, Range src);
+  /// addends: steps of receive_reduce_held().
+  uint32_t encode(Range dst, Range src, std::vector<uint32_t> addends = {});
   uint32_t decode(Range dst, Range src);
   uint32_t decode_reduce(Range dst, Range src);
   /// dst = the encodings' sum, with finish_sum()'s division. `codes` are neighbours in scratch memory, in this order.
@@ -80,6 +81,8 @@ class Builder {
   uint32_t receive_reduce(Rank peer, Range dst, Range left, uint64_t piece = 0);
   /// The same of the last contribution: with finish_sum()'s division, and told to the sender if it likes.
   uint32_t receive_reduce_answering(Rank peer, Range dst, Range left, uint64_t piece);
+  /// Of the last contribution to what a sparse encode reads: it may add it itself (Step::may_be_held).
+  uint32_t receive_reduce_held(Rank peer, Range dst, uint64_t piece);
   uint32_t receive_decode(Rank peer, Range dst, uint64_t piece = 0);
   uint32_t receive_decode_reduce(Rank peer, Range dst, Range left, uint64_t piece = 0);
   /// The next step waits for `step` too (where no range tells so).

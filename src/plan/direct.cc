@@ -62,11 +62,14 @@ void send_contributions(Builder& b, const Members& m, const std::vector<std::vec
 // arrive in scratch meanwhile, for a receive that is posted only when its turn has come costs a round
 // trip, through all that is queued before the link.
 void add_contributions(Builder& b, const Members& m, const std::vector<Span>& mine, From from,
-                       Coding coding, int offset, uint64_t output_begin, Answers* answers) {
+                       Coding coding, int offset, uint64_t output_begin,
+                       const Afterwards& afterwards) {
+  Answers* answers = afterwards.answers;
   Rank peer = m.at(m.mine - offset);
   bool encoded = travels_encoded(b, b.me(), peer, coding);
   bool answered = answers != nullptr && is_answered(b, m, peer, coding, offset);
   bool waits_in_scratch = offset > 1 && !b.same_node(b.me(), peer);
+  bool is_left_to_encoder = afterwards.addends != nullptr && offset == m.size() - 1;
   for (std::size_t p = 0; p < mine.size(); ++p) {
     Range sum = b.out({mine[p].begin - output_begin, mine[p].end - output_begin});
     Range left = offset == 1 && from == From::kInput ? b.in(mine[p]) : sum;
@@ -82,6 +85,9 @@ void add_contributions(Builder& b, const Members& m, const std::vector<Span>& mi
       }
     } else if (encoded) {
       b.receive_decode_reduce(peer, sum, left, p);
+    } else if (is_left_to_encoder && left == sum) {
+      const uint32_t step = b.receive_reduce_held(peer, sum, p);
+      if (step != kNoStep) afterwards.addends->push_back(step);
     } else {
       b.receive_reduce(peer, sum, left, p);
     }
@@ -100,12 +106,12 @@ std::vector<std::vector<Span>> cut_all(const Builder& b, const std::vector<Span>
 }  // namespace
 
 void direct_reduce_scatter(Builder& b, const Members& m, const std::vector<Span>& shards, From from,
-                           Coding coding, uint64_t output_begin, Answers* answers) {
+                           Coding coding, uint64_t output_begin, const Afterwards& afterwards) {
   auto cut = cut_all(b, shards);
   for (int offset = 1; offset < m.size(); ++offset) {
-    send_contributions(b, m, cut, from, coding, offset, answers != nullptr);
+    send_contributions(b, m, cut, from, coding, offset, afterwards.answers != nullptr);
     add_contributions(b, m, cut[static_cast<std::size_t>(m.mine)], from, coding, offset,
-                      output_begin, answers);
+                      output_begin, afterwards);
   }
 }
 
@@ -156,7 +162,7 @@ void direct_phase(Builder& b, const Members& m, Span span, From from, Coding cod
   Span mine = shards[static_cast<std::size_t>(m.mine)];
   Answers answers;
   direct_reduce_scatter(b, m, shards, from, coding, 0,
-                        any_encoded(b, m, coding) ? nullptr : &answers);
+                        {any_encoded(b, m, coding) ? nullptr : &answers, nullptr});
   if (answers.empty()) {
     for (Span piece : pieces(b.request(), mine, span.size())) b.finish_sum(b.out(piece));
   }

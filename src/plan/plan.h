@@ -149,6 +149,10 @@ struct Step {
   bool short_message = false;  ///< receives: dst.bytes is an upper bound
   double divisor = 1.0;        ///< kScale; kReceiveReduce and kDecodeSum: of what comes out
   std::vector<Coded> codes;    ///< kDecodeSum; src spans them all
+  /// kReceiveReduce: what comes may stay where its sender has it, for the sparse kEncode that names this step: it adds it
+  /// as it reads dst, which is then what it was before.
+  bool may_be_held = false;
+  std::vector<uint32_t> addends;  ///< kEncode: such receives
   /// kReceive: it brings what all ranks' contributions came to. So it can't come before what this rank has sent towards
   /// it has arrived, and does not wait for those sends of the same memory, whose ends are told later, behind all that the
   /// peer sends.

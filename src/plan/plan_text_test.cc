@@ -123,6 +123,25 @@ TEST(Text, SparseForwardsEncodingsInsideTheNode) {
 )");
 }
 
+// In place the encoder can add the last neighbour's part itself; of four ranks a node the others' are added before.
+TEST(Text, SparseEncodesWithTheLastNeighboursPart) {
+  PlanRequest q = all_reduce(8, 4, 256);
+  q.codec.codec = Codec::kTopK;
+  q.codec.ratio = 0.1;
+  q.in_place = true;
+  const std::string plan = text(q, 0);
+  EXPECT_EQ(plan.substr(0, plan.find("   7 ")),
+            R"(rank 0 of 8: sparse all-reduce 2×4, top-k 10 % between groups
+   0 send to 1#0 out[64+64]
+   1 receive-reduce from 3#0 -> out[0+64]
+   2 send to 2#0 out[128+64]
+   3 receive-reduce from 2#0 -> out[0+64] after 1
+   4 send to 3#0 out[192+64]
+   5 receive-reduce from 1#0 -> out[0+64] or holding after 3
+   6 encode out[0+64] -> scratch[0+44] with 5 after 5
+)");
+}
+
 TEST(Text, Summaries) {
   PlanRequest q = all_reduce(8, 4, 1 << 20);
   EXPECT_EQ(build(q, 0)->summary(), "two-level all-reduce 2×4");

@@ -65,6 +65,8 @@ std::string step_text(const Step& s) {
   if (s.bytes_from != kNoStep) text += fmt::format(" length of {}", s.bytes_from);
   for (const Coded& code : s.codes)
     text += fmt::format(" {}+{} by {}", code.range.offset, code.range.bytes, code.bytes_from);
+  if (s.may_be_held) text += " or holding";
+  if (!s.addends.empty()) text += fmt::format(" with {}", fmt::join(s.addends, ","));
   if (s.short_message) text += " or less";
   if (s.brings_sum) text += " the sum";
   if (s.answer.bytes != 0) text += " answered at " + range_text(s.answer);

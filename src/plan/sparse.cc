@@ -16,10 +16,11 @@ class SparseRail {
     for (Coded& code : codes_) code.range = b.encoding(shard);
   }
 
-  /// What this rank does to have every group's encoding of the shard. `group` is this rank's.
-  void collect(int group) {
+  /// What this rank does to have every group's encoding of the shard. `group` is this rank's; `addends` are what its own
+  /// shard's sum may lack.
+  void collect(int group, const std::vector<uint32_t>& addends) {
     if (rail_ == l_.inner.mine) {
-      collect_as_owner(group);
+      collect_as_owner(group, addends);
     } else {
       collect_from_owner(group);
     }
@@ -28,11 +29,11 @@ class SparseRail {
   void add_up() { b_.decode_sum(b_.out(shard_), codes_); }
 
  private:
-  void collect_as_owner(int group) {
+  void collect_as_owner(int group, const std::vector<uint32_t>& addends) {
     auto own = static_cast<std::size_t>(group);
     bool alone = l_.inner.size() == 1;
     Range source = alone ? b_.in(shard_) : b_.out(shard_);
-    codes_[own].bytes_from = b_.encode(codes_[own].range, source);
+    codes_[own].bytes_from = b_.encode(codes_[own].range, source, addends);
     for (int offset = 1; offset < l_.groups; ++offset) {
       b_.send(l_.rail.at(group + offset), codes_[own].range, lane(), codes_[own].bytes_from);
     }
@@ -94,13 +95,14 @@ void sparse_all_reduce(Builder& b) {
   auto shards = split({0, b.request().count}, static_cast<uint64_t>(l.rails), b.request().dtype);
   std::vector<Span> owned(static_cast<std::size_t>(l.inner.size()));
   std::copy(shards.begin(), shards.end(), owned.begin());
-  direct_reduce_scatter(b, l.inner, owned, From::kInput, Coding::kNever);
+  std::vector<uint32_t> addends;
+  direct_reduce_scatter(b, l.inner, owned, From::kInput, Coding::kNever, 0, {nullptr, &addends});
 
   std::vector<SparseRail> rails;
   for (std::size_t r = 0; r < shards.size(); ++r) {
     if (!shards[r].empty()) rails.emplace_back(b, l, static_cast<int>(r), shards[r]);
   }
-  for (auto& rail : rails) rail.collect(group);
+  for (auto& rail : rails) rail.collect(group, addends);
   for (auto& rail : rails) rail.add_up();
 }
 

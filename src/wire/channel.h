@@ -63,6 +63,9 @@ struct Inbox {
   std::byte* into = nullptr;
   Sink* sink = nullptr;
   uint64_t capacity = 0;
+  /// The sink's owner would rather read the message where it lies, later and in a pass of its own: where the sender's
+  /// memory can be seen the sink gets nothing, and Completion::held is not 0.
+  bool hold = false;
 };
 
 struct Completion {
@@ -70,6 +73,8 @@ struct Completion {
   uint64_t bytes = 0;  ///< of the message; may be below the inbox's capacity
   Status status;
   uint64_t answered = 0;  ///< of a receive: for Answer::given; 0: the sink has not answered
+  uint64_t held =
+      0;  ///< of a receive with Inbox::hold: for open_held(), until close_held(); 0: the sink has it all
 };
 
 /// Two messages of equal length that belong together: one whose bytes the receiver's sink turns into something, and a
@@ -120,6 +125,7 @@ struct Counters {
   uint64_t network = 0;  ///< of both `wire`: what went through a network, not through memory
   uint64_t lent = 0;     ///< of wire_sent: left from the caller's pages, without a copy
   uint64_t repeats = 0;  ///< pieces sent again
+  uint64_t held = 0;     ///< of payload_received: read by the receiver where its sender had it
 };
 
 class Channel {
@@ -138,6 +144,12 @@ class Channel {
                                 const Answer& /*answer*/) {
     send(peer, tag, digest, data, cookie);
   }
+  /// A held message's bytes, in the sender's memory, to be read until close_held(): outside of progress(), and soon, for a
+  /// sender that gives up waits for it. Its send ends with close_held(). Empty: the sender has taken it back, or is gone.
+  virtual std::span<const std::byte> open_held(Rank /*peer*/, uint64_t /*held*/) { return {}; }
+  /// Every held message has to be closed, opened or not. False: what was read since open_held() may be anything, for the
+  /// sender took it back meanwhile.
+  virtual bool close_held(Rank /*peer*/, uint64_t /*held*/) { return false; }
   /// Delivered at least until the peer is lost; no completion. Connects if need be.
   virtual void post_note(Rank peer, std::span<const std::byte> bytes) = 0;
   /// True while a note for a peer that is not lost waits in this process: it would end with it.

@@ -242,6 +242,7 @@ Counters Router::counters() const {
     sum.network += x.network;
     sum.lent += x.lent;
     sum.repeats += x.repeats;
+    sum.held += x.held;
   }
   return sum;
 }

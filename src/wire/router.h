@@ -31,6 +31,10 @@ class Router final : public Channel {
   void send_with_answer(Rank peer, Tag tag, uint32_t digest, std::span<const std::byte> data,
                         uint64_t cookie, const Answer& answer) override;
   void receive(Rank peer, Tag tag, uint32_t digest, Inbox inbox, uint64_t cookie) override;
+  std::span<const std::byte> open_held(Rank peer, uint64_t held) override {
+    return way(peer)->open_held(peer, held);
+  }
+  bool close_held(Rank peer, uint64_t held) override { return way(peer)->close_held(peer, held); }
   void post_note(Rank peer, std::span<const std::byte> bytes) override;
   [[nodiscard]] bool notes_waiting() const override {
     return (near_ && near_->notes_waiting()) || (far_ && far_->notes_waiting());

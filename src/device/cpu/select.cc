@@ -61,29 +61,37 @@ struct Pass {
   uint64_t found = 0;
 };
 
-template <bool kResidual>
-HWY_INLINE HWY_ATTR auto load_sum(const float* g, const float* r) {
+/// What a pass adds up: the array alone, with the residual, with an addend and the residual.
+enum class Terms { kOne, kTwo, kThree };
+
+template <Terms kTerms>
+HWY_INLINE HWY_ATTR auto load_sum(const float* g, const float* o, const float* r) {
   const F f;
-  if constexpr (kResidual) return hn::Add(hn::LoadU(f, g), hn::LoadU(f, r));
-  return hn::LoadU(f, g);
+  if constexpr (kTerms == Terms::kOne) return hn::LoadU(f, g);
+  if constexpr (kTerms == Terms::kTwo) return hn::Add(hn::LoadU(f, g), hn::LoadU(f, r));
+  return hn::Add(hn::Add(hn::LoadU(f, g), hn::LoadU(f, o)), hn::LoadU(f, r));
 }
 
 /// Fewer elements than a vector, from `at` on: through padded copies. Zeros are never taken: the padding stays out.
-template <bool kResidual, class P, class VI>
+template <Terms kTerms, class P, class VI>
 HWY_INLINE HWY_ATTR void select_few(P& pass, const SelectInput& in, uint64_t at, uint64_t elements,
                                     VI& largest) {
   const F f;
   HWY_ALIGN float in_g[hn::MaxLanes(F())] = {};
+  HWY_ALIGN float in_o[hn::MaxLanes(F())] = {};
   HWY_ALIGN float in_r[hn::MaxLanes(F())] = {};
   HWY_ALIGN float out[hn::MaxLanes(F())];
   std::memcpy(in_g, in.gradient + at, elements * sizeof(float));
-  if constexpr (kResidual) std::memcpy(in_r, in.residual + at, elements * sizeof(float));
+  if constexpr (kTerms == Terms::kThree)
+    std::memcpy(in_o, in.addend + at, elements * sizeof(float));
+  if constexpr (kTerms != Terms::kOne)
+    std::memcpy(in_r, in.residual + at, elements * sizeof(float));
   const auto positions = hn::Iota(U(), in.first_index + static_cast<uint32_t>(at));
-  hn::StoreU(pass.step(load_sum<kResidual>(in_g, in_r), positions, largest), f, out);
+  hn::StoreU(pass.step(load_sum<kTerms>(in_g, in_o, in_r), positions, largest), f, out);
   std::memcpy(in.rest + at, out, elements * sizeof(float));
 }
 
-template <bool kResidual, bool kStream, bool kHalves>
+template <Terms kTerms, bool kStream, bool kHalves>
 HWY_ATTR Selected select_pass(const SelectInput& in, uint32_t* index, float* value) {
   const F f;
   const I i;
@@ -97,14 +105,15 @@ HWY_ATTR Selected select_pass(const SelectInput& in, uint32_t* index, float* val
     const uint64_t head =
         (bytes - reinterpret_cast<uintptr_t>(in.rest) % bytes) % bytes / sizeof(float);
     at = head < in.elements ? head : in.elements;
-    if (at > 0) select_few<kResidual>(pass, in, 0, at, largest);
+    if (at > 0) select_few<kTerms>(pass, in, 0, at, largest);
   }
   auto positions = hn::Iota(u, in.first_index + static_cast<uint32_t>(at));
   const auto stride = hn::Set(u, static_cast<uint32_t>(lanes));
   for (; at + lanes <= in.elements; at += lanes) {
-    const auto kept =
-        pass.step(load_sum<kResidual>(in.gradient + at, kResidual ? in.residual + at : nullptr),
-                  positions, largest);
+    const auto kept = pass.step(
+        load_sum<kTerms>(in.gradient + at, kTerms == Terms::kThree ? in.addend + at : nullptr,
+                         kTerms == Terms::kOne ? nullptr : in.residual + at),
+        positions, largest);
     if constexpr (kStream) {
       hn::Stream(kept, f, in.rest + at);
     } else {
@@ -112,20 +121,26 @@ HWY_ATTR Selected select_pass(const SelectInput& in, uint32_t* index, float* val
     }
     positions = hn::Add(positions, stride);
   }
-  if (at < in.elements) select_few<kResidual>(pass, in, at, in.elements - at, largest);
+  if (at < in.elements) select_few<kTerms>(pass, in, at, in.elements - at, largest);
   return {pass.found, static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(i, largest)))};
 }
 
-template <bool kResidual, bool kStream>
+template <Terms kTerms, bool kStream>
 HWY_ATTR Selected select_values(const SelectInput& in, uint32_t* index, float* value) {
-  return in.halves ? select_pass<kResidual, kStream, true>(in, index, value)
-                   : select_pass<kResidual, kStream, false>(in, index, value);
+  return in.halves ? select_pass<kTerms, kStream, true>(in, index, value)
+                   : select_pass<kTerms, kStream, false>(in, index, value);
+}
+
+template <Terms kTerms>
+HWY_ATTR Selected select_sum(const SelectInput& in, uint32_t* index, float* value) {
+  return in.stream ? select_values<kTerms, true>(in, index, value)
+                   : select_values<kTerms, false>(in, index, value);
 }
 
 Selected add_select_impl(const SelectInput& in, uint32_t* index, float* value) {
-  if (in.residual == nullptr) return select_values<false, false>(in, index, value);
-  return in.stream ? select_values<true, true>(in, index, value)
-                   : select_values<true, false>(in, index, value);
+  if (in.residual == nullptr) return select_values<Terms::kOne, false>(in, index, value);
+  return in.addend == nullptr ? select_sum<Terms::kTwo>(in, index, value)
+                              : select_sum<Terms::kThree>(in, index, value);
 }
 
 }  // namespace paceline::cpu::HWY_NAMESPACE

@@ -11,6 +11,8 @@ inline constexpr std::size_t kSelectSlack = 64;
 
 struct SelectInput {
   const float* gradient = nullptr;
+  const float* addend =
+      nullptr;  ///< added to the gradient first; null: zeros (always where residual is null)
   const float* residual = nullptr;  ///< null: zeros
   float* rest = nullptr;            ///< may be `gradient`, else nothing overlaps
   uint64_t elements = 0;
@@ -28,7 +30,7 @@ struct Selected {
       0;  ///< bits of the largest |sum|; from 0x7F800000 on: an Inf or NaN was among them
 };
 
-/// With a[i] = gradient[i] + residual[i], and |a[i]| compared as the bits of a non-negative float: appends
+/// With a[i] = (gradient[i] + addend[i]) + residual[i], and |a[i]| compared as the bits of a non-negative float: appends
 /// (first_index + i, a[i]) for every |a[i]| >= threshold, in order of i. rest[i] is a[i] where that was not taken, and
 /// where it was 0, or a[i] minus the fp16 number nearest to it. One pass: every array is read or written once.
 /// `index` and `value` have room for elements + kSelectSlack.

@@ -16,8 +16,9 @@ constexpr int kRecordsPerTurn = 256;
 Conversation::Conversation(Rank peer, std::string name, Shared& shared)
     : peer_(peer), name_(std::move(name)), shared_(shared) {}
 
-void Conversation::complete(uint64_t cookie, uint64_t bytes, Status status, uint64_t answered) {
-  shared_.done.push_back({cookie, bytes, std::move(status), answered});
+void Conversation::complete(uint64_t cookie, uint64_t bytes, Status status, uint64_t answered,
+                            uint64_t held) {
+  shared_.done.push_back({cookie, bytes, std::move(status), answered, held});
 }
 
 // ---- posting
@@ -318,6 +319,7 @@ void Conversation::fail_requests(const Status& why) {
   pulls_.clear();
   piecewise_.clear();
   copies_.clear();
+  held_.clear();
 }
 
 /// After revoke(): the peer reads nothing any more and writes no answer.

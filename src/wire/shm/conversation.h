@@ -13,6 +13,8 @@
 //
 // A message out of the arena may ask for an answer (channel.h) in the arena: the receiver writes it as it reads. The later
 // message is an offer that says so, and where; a receive for that very place is complete then.
+//
+// A receive may also hold a message out of the arena (channel.h): it is complete at once, and read and told as taken later.
 #pragma once
 
 #include <algorithm>
@@ -54,6 +56,8 @@ class Conversation {
     });
   }
   void post_note(std::span<const std::byte> bytes);
+  std::span<const std::byte> open_held(uint64_t held);
+  bool close_held(uint64_t held);
 
   void attach(std::unique_ptr<Link> link) { link_ = std::move(link); }
   [[nodiscard]] Link* link() { return link_.get(); }
@@ -89,6 +93,10 @@ class Conversation {
   struct Arrived {
     RecordHeader header;
     std::vector<std::byte> payload;  ///< eager only
+  };
+  struct Held {
+    RecordHeader offer;
+    bool open = false;
   };
   enum class Copying : uint8_t { kNot, kToArena, kToRing };
   struct Lent {  ///< an offered message
@@ -139,11 +147,13 @@ class Conversation {
   bool write_or_queue(Queued queued);
   [[nodiscard]] Status check(const RecordHeader& header, uint64_t length,
                              const Posted& posted) const;
-  void complete(uint64_t cookie, uint64_t bytes, Status status, uint64_t answered = 0);
+  void complete(uint64_t cookie, uint64_t bytes, Status status, uint64_t answered = 0,
+                uint64_t held = 0);
   void fail_requests(const Status& why);
 
   // transfer.cc: moving the bytes of offered messages
   void start_pull(const RecordHeader& offer, const Posted& posted);
+  void hold(const RecordHeader& offer, const Posted& posted);
   void ask_for_pieces(Pull pull);
   void ask_for_pieces_of(const Pull& pull);
   bool ask_past_arena(const RecordHeader& piece);
@@ -175,6 +185,8 @@ class Conversation {
   std::deque<Pull> pulls_;                        ///< read by this side, in order
   std::unordered_map<uint64_t, Pull> piecewise_;  ///< pushed by the peer
   std::deque<Copy> copies_;                       ///< pushed by this side
+  std::unordered_map<uint64_t, Held> held_;       ///< by the offer's number
+  std::size_t open_ = 0;                          ///< of these
   std::vector<Slot> slots_;
   bool slots_tried_ = false;
   bool access_ended_ =

@@ -71,6 +71,14 @@ class Impl final : public ShmChannel {
   void receive(Rank peer, Tag tag, uint32_t digest, Inbox inbox, uint64_t cookie) override {
     if (auto* with = reach(peer, cookie)) with->receive(tag, digest, inbox, cookie);
   }
+  std::span<const std::byte> open_held(Rank peer, uint64_t held) override {
+    auto* with = find(peer);
+    return with == nullptr ? std::span<const std::byte>() : with->open_held(held);
+  }
+  bool close_held(Rank peer, uint64_t held) override {
+    auto* with = find(peer);
+    return with != nullptr && with->close_held(held);
+  }
   void post_note(Rank peer, std::span<const std::byte> bytes) override {
     auto* with = find(peer);
     if (with == nullptr || losses_.contains(peer) || bytes.size() > kNoteLimit) return;

@@ -29,9 +29,45 @@ void Conversation::start_pull(const RecordHeader& offer, const Posted& posted) {
       pull.answer = link_->arena_to_write(offer.offset, offer.length);
     }
   }
+  if (pull.way == Way::kArena && posted.inbox.hold) return hold(offer, posted);
   if (pull.way == Way::kPieces && link_->can_read_memory()) pull.way = Way::kMemory;
   if (pull.way == Way::kPieces) return ask_for_pieces(pull);
   pulls_.push_back(pull);
+}
+
+void Conversation::hold(const RecordHeader& offer, const Posted& posted) {
+  held_.emplace(offer.id, Held{offer});
+  complete(posted.cookie, offer.length, Status::ok(), 0, offer.id);
+}
+
+std::span<const std::byte> Conversation::open_held(uint64_t held) {
+  auto found = held_.find(held);
+  if (found == held_.end()) return {};  // this side's conversation has ended
+  if (open_ == 0 && !link_->begin_access()) return {};
+  ++open_;
+  found->second.open = true;
+  return link_->arena(found->second.offer.where, found->second.offer.length);
+}
+
+bool Conversation::close_held(uint64_t held) {
+  auto found = held_.find(held);
+  if (found == held_.end()) return false;
+  const Held closed = found->second;
+  held_.erase(found);
+  if (closed.open && --open_ == 0) link_->end_access();
+  RecordHeader answer;
+  answer.type = RecordType::kTaken;
+  answer.id = closed.offer.id;
+  const bool lent = link_->still_lent();
+  if (lent) {
+    shared_.counters.payload_received += closed.offer.length;
+    shared_.counters.wire_received += closed.offer.length;
+    shared_.counters.held += closed.offer.length;
+  } else {
+    answer.digest = static_cast<uint32_t>(Code::kAborted);
+  }
+  post(answer);
+  return lent;
 }
 
 void Conversation::ask_for_pieces(Pull pull) {
