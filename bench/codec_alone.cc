@@ -7,7 +7,8 @@
 // PACELINE_CODEC_THREADS and PACELINE_TOPK_FP16 as in a job, top-k's buckets too: 4 MiB, 32 where a rank has less than two cores.
 // Prints "median seconds S". A rank encodes its share of the node's sum, ELEMENTS / SLOTS. fp16 as a
 // ring takes it: N-1 chunks encoded and N-1 added on the way round, one encoded and N-1 decoded on
-// the way back. top-k: one encoding of the share, and the sum of N encodings for every rank's share.
+// the way back. top-k: one encoding of the share, with the last neighbour's gradient where a node has several ranks (a
+// pass that the encoder makes of its own), and the sum of N encodings for every rank's share.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,7 +37,8 @@ constexpr uint64_t kSparseBucket = uint64_t{8} << 20;
 struct Work {
   paceline::plan::CodecSpec spec;
   uint64_t nodes;
-  std::vector<float> fresh, gradient;                ///< of the whole bucket
+  std::vector<float> fresh, gradient;  ///< of the whole bucket
+  std::vector<float> neighbour;        ///< a neighbour's gradient, of this rank's share
   std::vector<float> residual, residual_after, sum;  ///< of this rank's share
   std::vector<std::byte> encoded;
   std::vector<std::vector<std::byte>> others;  ///< top-k: slots × nodes, the own one is not used
@@ -59,8 +61,10 @@ void step_dense(Work& w) {
 bool step_topk(Work& w, paceline::Workers& workers) {
   const uint64_t share = w.share();
   codec::ResidualRun run{w.residual.data(), w.residual_after.data(), share};
-  auto sent = codec::encode_topk(w.spec, {w.gradient.data(), share}, std::span(&run, 1),
-                                 w.encoded.data(), &workers);
+  const codec::Addend addend{w.neighbour.data(), 0, w.neighbour.size()};
+  auto sent =
+      codec::encode_topk(w.spec, {w.gradient.data(), share}, std::span(&run, 1), w.encoded.data(),
+                         &workers, {&addend, w.neighbour.empty() ? std::size_t{0} : 1});
   std::swap(w.residual, w.residual_after);
   std::vector<std::span<const std::byte>> encodings(w.nodes);
   for (uint64_t slot = 0; (slot + 1) * share <= w.gradient.size(); ++slot) {
@@ -98,7 +102,7 @@ std::vector<Work> make_buckets(const paceline::plan::CodecSpec& spec, uint64_t e
   const uint64_t most = sparse && few ? kSparseBucket : kBucket;
   for (uint64_t at = 0; at < elements; at += most) {
     auto share = std::min(most, elements - at) / slots;
-    Work w{spec, nodes, {}, {}, {}, {}, {}, {}, {}};
+    Work w{spec, nodes, {}, {}, {}, {}, {}, {}, {}, {}};
     w.fresh.resize(share * slots);
     for (auto& v : w.fresh) v = normal(random);
     w.gradient = w.fresh;
@@ -106,6 +110,8 @@ std::vector<Work> make_buckets(const paceline::plan::CodecSpec& spec, uint64_t e
     w.residual_after.resize(share);
     w.sum.resize(share);
     w.encoded.resize(codec::encoded_bytes(spec, paceline::DType::kFloat32, share));
+    if (sparse && slots > 1)
+      w.neighbour.assign(w.fresh.end() - static_cast<std::ptrdiff_t>(share), w.fresh.end());
     if (sparse) w.others = encodings_of_others(w, slots * nodes, random);
     buckets.push_back(std::move(w));
   }

@@ -37,12 +37,17 @@ def program() -> Path:
     return path
 
 
+def settings() -> dict:
+    """Top-k's values travel as fp16, unless the user wants it otherwise: what the rounding leaves over is kept as well."""
+    return {"PACELINE_TOPK_FP16": "1", **os.environ}
+
+
 def codec_seconds(codec: str, parameters: int, nodes: int, slots: int) -> float:
     """A step's encoding and decoding alone, with all ranks at it at once."""
     tool = ROOT / "build" / "bin" / "paceline-codec-alone"
     command = [str(program()), "lab", "--loopback", "--quiet", "--nodes", str(nodes * slots), "--"]
     command += [str(tool), codec, str(parameters), str(nodes), str(slots)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=settings())
     if done.returncode != 0:
         sys.exit(f"demo: measuring the codec failed:\n{done.stderr}")
     return max(float(line.split()[-1]) for line in done.stdout.splitlines() if "seconds" in line)
@@ -58,7 +63,7 @@ def run_cluster(nodes: int, slots: int, args, out: Path) -> dict:
     command += ["--budget", str(args.budget / len(args.clusters))]
     # PowerSGD's hook takes a visible GPU for the model's own.
     path = os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
+    env = {**settings(), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
     print(f"==> {nodes} nodes × {slots} rank{'s' if slots > 1 else ''} at {args.rate}", flush=True)
     code = subprocess.run(command, env=env, check=False, timeout=args.timeout).returncode
     if code != 0 or not figures.exists():
