@@ -62,6 +62,7 @@ def command_of(model, args, out, until, first, skipped):
     rank = [sys.executable, str(HERE / "train_rank.py"), "--model", model, "--out", str(out / f"{model}.json")]
     rank += ["--rounds", str(args.rounds), "--until", f"{until:.1f}", "--ratio", str(args.ratio)]
     rank += ["--settings", json.dumps(args.settings), "--loaders", str(args.loaders)]
+    rank += ["--stretch", str(args.stretch)] + (["--warm-up", str(args.warm_up)] if args.warm_up else [])
     rank += ["--smoke"] if args.smoke else []
     rank += ["--profile", *args.profile] if args.profile else []
     rank += ["--profile-operators"] if args.profile_operators else []
@@ -202,6 +203,8 @@ def arguments():
     parser.add_argument("--limit", type=float, default=520, help="seconds in all")
     parser.add_argument("--ratio", type=float, default=0.01, help="of top-k, for the floor")
     parser.add_argument("--loaders", type=int, default=0, help="busy processes beside each rank, like data loaders")
+    parser.add_argument("--stretch", type=float, default=0, help="least seconds of steps timed in a row")
+    parser.add_argument("--warm-up", type=int, default=0, help="steps of ours before the first is timed")
     parser.add_argument("--threads", type=int, default=4, help="OMP_NUM_THREADS")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a PACELINE_* setting of ours")
     parser.add_argument(

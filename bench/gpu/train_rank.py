@@ -30,8 +30,8 @@ _STRETCH, _LEAST = 0.6, 3
 _STRETCH_OVERLAPPED, _LEAST_OVERLAPPED = 1.8, 12
 _WARM_UP = 5
 #: The same of our paths: the order of buckets without a barrier, and whether the end of a pass waits, are tried at the
-#: beginning.
-_WARM_UP_OURS = 32
+#: beginning. Whether the host sleeps is tried after that, for 24 passes: a run whose cores count passes them too.
+WARM_UP_OURS = 32
 #: What the GPU waits for before a step whose ready times are noted, in times of what the host takes to launch one.
 _HEAD_START = 1.5
 #: Iterations in a trace.
@@ -128,7 +128,7 @@ class Bench(bench_rank.BenchRank):
             model = train_paths.make(path, workload.module, self.device, self.group, self.args.settings)
             variant = Variant(path, model, workload)
             self.variants.append(variant)
-            for _ in range(_WARM_UP_OURS if train_paths.is_ours(path) else _WARM_UP):
+            for _ in range(self.args.warm_up if train_paths.is_ours(path) else _WARM_UP):
                 variant.step(self.device, self.half)
             train_paths.keep_order(model)  # what is worked out anew once in a thousand steps is no part of a stretch
             self.doing(f"{path}: warm")
@@ -202,6 +202,7 @@ class Bench(bench_rank.BenchRank):
         variant.host = dict(zip(("host", "hook", "library"), map(self.largest, min(host))))
         overlapped = train_paths.without_barrier(variant.path)
         stretch, least = (_STRETCH_OVERLAPPED, _LEAST_OVERLAPPED) if overlapped else (_STRETCH, _LEAST)
+        stretch = max(stretch, self.args.stretch)
         variant.iterations = max(least, min(50, round(stretch / took)))
         variant.expected = took * (variant.iterations + 1)
 
@@ -388,6 +389,8 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--ratio", type=float, default=0.01)
     parser.add_argument("--loaders", type=int, default=0)
+    parser.add_argument("--stretch", type=float, default=0)
+    parser.add_argument("--warm-up", type=int, default=WARM_UP_OURS)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--profile", nargs="*", default=[])
     parser.add_argument("--profile-operators", action="store_true")
