@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# ./dev check-bare [--keep] [--warm] [test|demo …]: makes a bare Debian 12 with debootstrap and runs the README's commands in a
-# clean clone there, as a new user would. The mirrors, certificates and pip options of this machine are handed in;
+# ./dev check-bare [--keep] [--warm] [test|demo|walk …]: makes a bare Debian 12 with debootstrap and runs the README's commands
+# in a clean clone there, as a new user would. The mirrors, certificates and pip options of this machine are handed in;
 # nothing else is; --warm lends this machine's compiler cache too, which saves most of the time to build.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -16,7 +16,7 @@ for argument in "$@"; do
     *) verbs+=("$argument") ;;
   esac
 done
-[ ${#verbs[@]} -gt 0 ] || verbs=(demo test)
+[ ${#verbs[@]} -gt 0 ] || verbs=(demo test walk)
 
 root="${TMPDIR:-/var/tmp}/paceline-bare-$$"
 cleanup() { [ "$keep" = 1 ] && say "kept: $root" || rm -rf --one-file-system "$root"; }

@@ -140,17 +140,23 @@ TEST(Held, ASenderThatGivesUpWaitsForWhoReads) {
     if (node.rank == 1) {
       std::byte* data = shared(node, kLong, 3);
       node.channel->send(0, 1, 7, {data, kLong}, 1);
+      node.channel->send(0, 2, 7, {shared(node, kLong, 4), kLong}, 2);
       node.sleepy = false;
       ASSERT_TRUE(node.until([&] { return node.board.flags[0].load() != 0; }));
       node.channel->abort(Status(Code::kAborted, "test"));
       EXPECT_EQ(node.board.flags[1].load(), 1U);
       EXPECT_EQ(node.wait(1).status.code(), Code::kAborted);
+      EXPECT_TRUE(node.wait(2).status.is_ok()) << "this one had been read before";
       std::memset(data, 0, kLong);
     } else {
       Counter sink;
       receive(node, 1, sink, 1);
+      receive(node, 2, sink, 2);
       const Completion held = node.wait(1);
+      const Completion other = node.wait(2);
       const auto data = node.channel->open_held(1, held.held);
+      EXPECT_FALSE(node.channel->open_held(1, other.held).empty());
+      EXPECT_TRUE(node.channel->close_held(1, other.held));
       node.board.flags[0].store(1);
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       EXPECT_TRUE(std::ranges::equal(data, pattern(kLong, 3)));
