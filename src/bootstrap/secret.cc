@@ -98,26 +98,23 @@ std::string describe_secret(SecretSource source) {
   switch (source) {
     case SecretSource::kSetting:
       return "PACELINE_SECRET (`paceline run` makes one for every job): keeps out everyone who "
-             "can't read the "
-             "environment of your processes (root, and you yourself, can)";
+             "can't read the environment of your processes (root, and you yourself, can)";
     case SecretSource::kFile:
       return "PACELINE_SECRET_FILE: keeps out everyone who can't read the file; the same for all "
-             "jobs that use it, "
-             "so a rank of one can join another's by mistake unless their ports differ";
+             "jobs that use it, so a rank of one can join another's by mistake unless their ports "
+             "differ";
     case SecretSource::kOpenMpi:
       return "Open MPI's transport key, made by mpirun for every job: keeps out everyone who can't "
-             "read your "
-             "processes' environment or mpirun's own traffic";
+             "read your processes' environment or mpirun's own traffic";
     case SecretSource::kLauncherSpace:
-      return "made by rank 0 and handed over in the launcher's key-value space (MPICH's PMI, "
-             "torch's store): as "
-             "private as that space. MPICH's is reached over ssh and pipes only; torch's store "
-             "answers everyone "
-             "who can connect to MASTER_PORT, so on a network that you share set PACELINE_SECRET";
+      return "made by rank 0 and handed over in the launcher's key-value space (MPICH's PMI, PMIx, "
+             "torch's store): as private as that space. MPICH's is reached over ssh and pipes "
+             "only; torch's store answers everyone who can connect to MASTER_PORT, so on a network "
+             "that you share set PACELINE_SECRET";
     case SecretSource::kLocal:
       return "derived from this machine, the user and the job, used only where all ranks listen on "
-             "loopback: keeps "
-             "out other machines and other jobs; another user of this machine could compute it";
+             "loopback: keeps out other machines and other jobs; another user of this machine "
+             "could compute it";
   }
   return "unknown";
 }

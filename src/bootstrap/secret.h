@@ -38,7 +38,7 @@ std::vector<std::byte> secret_from_text(const std::string& text);
 /// 32 random bytes as hexadecimal digits.
 std::string make_secret();
 
-/// "PACELINE_SECRET: protects against … ; does not protect against …", for doctor.
+/// "PACELINE_SECRET: keeps out … (… can)", for doctor.
 std::string describe_secret(SecretSource source);
 
 }  // namespace paceline::bootstrap

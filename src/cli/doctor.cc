@@ -1,14 +1,17 @@
 // `paceline doctor`: what this machine offers a job, what is wrong with it, and each fix.
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 
 #include "base/settings.h"
+#include "bootstrap/identity.h"
+#include "bootstrap/rendezvous.h"
 #include "bootstrap/secret.h"
 #include "cli/commands.h"
 #include "cli/doctor_checks.h"
@@ -16,6 +19,8 @@
 
 namespace paceline::cli {
 namespace {
+
+using bootstrap::SecretSource;
 
 struct Options {
   bool settings = false;
@@ -61,6 +66,13 @@ int print_settings(const Options& options, Face face) {
   return 0;
 }
 
+/// Lines after the first begin below it.
+std::string indented(std::string text) {
+  for (auto at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 1))
+    text.insert(at + 1, 32, ' ');
+  return text;
+}
+
 int diagnose(const Options& options, Face face) {
   Findings findings;
   check_settings(findings, face);
@@ -82,7 +94,7 @@ int diagnose(const Options& options, Face face) {
   } else {
     fmt::print("paceline {}\n", paceline_version());
     for (const auto& f : findings) {
-      fmt::print("{:8} {:22} {}\n", mark(f.verdict), f.subject, f.found);
+      fmt::print("{:8} {:22} {}\n", mark(f.verdict), f.subject, indented(f.found));
       if (!f.fix.empty()) fmt::print("{:8} {:22} fix: {}\n", "", "", f.fix);
     }
   }
@@ -106,6 +118,65 @@ void check_codec(const Settings& settings, Findings& findings) {
                    100 * settings.number("topk_ratio")),
        "compare the loss of a run with PACELINE_CODEC=fp16, which kept up everywhere; "
        "or raise PACELINE_TOPK_RATIO (docs/gpu.md, Convergence)"});
+}
+
+/// The source that the job's ranks would take, asked as they ask; nullopt: that shows only where they meet.
+std::optional<SecretSource> secret_source(const std::optional<bootstrap::Secret>& found,
+                                          const bootstrap::Identity& identity) {
+  using bootstrap::Launcher;
+  if (found) return found->source;
+  if (identity.launcher != Launcher::kNone && identity.size == 1) return SecretSource::kLocal;
+  switch (identity.launcher) {
+    case Launcher::kNone:
+      return std::nullopt;
+    case Launcher::kTorch:
+    case Launcher::kOpenMpi:
+    case Launcher::kHydra:
+      return SecretSource::kLauncherSpace;
+    case Launcher::kSlurm:
+      if (bootstrap::process_environment("PMIX_NAMESPACE")) return SecretSource::kLauncherSpace;
+      break;
+    case Launcher::kPaceline:
+      break;
+  }
+  if (identity.local_size == identity.size) return SecretSource::kLocal;
+  return std::nullopt;
+}
+
+std::string all_secret_sources() {
+  std::string text;
+  for (auto source : {SecretSource::kSetting, SecretSource::kFile, SecretSource::kOpenMpi,
+                      SecretSource::kLauncherSpace, SecretSource::kLocal})
+    text += "\n- " + bootstrap::describe_secret(source);
+  return text;
+}
+
+void check_secret(const Settings& settings, Findings& findings) {
+  constexpr const char* kMakeSecret =
+      "create it on every node: openssl rand -hex 32 > FILE; chmod 600 FILE";
+  // What is wrong with the launcher's variables is another finding.
+  const auto asked = bootstrap::find_identity({}, {}, settings.flag("use_ddp_launcher"));
+  const auto identity = asked.is_ok() ? *asked : bootstrap::Identity{};
+  const auto secret = bootstrap::find_secret(settings, identity, bootstrap::process_environment);
+  if (!secret.is_ok()) {
+    const auto& path = settings.text("secret_file");
+    struct stat info {};
+    const bool others = stat(path.c_str(), &info) == 0 && (info.st_mode & 077) != 0;
+    findings.push_back({"secret", Verdict::kFailure, secret.status().message(),
+                        others ? fmt::format("chmod 600 {}", path) : std::string(kMakeSecret)});
+  } else if (auto source = secret_source(*secret, identity)) {
+    findings.push_back({"secret", Verdict::kGood, bootstrap::describe_secret(*source), ""});
+  } else if (identity.launcher == bootstrap::Launcher::kNone) {
+    findings.push_back({"secret", Verdict::kGood,
+                        "no launcher started this; a job takes the first of" + all_secret_sources(),
+                        ""});
+  } else {
+    findings.push_back(
+        {"secret", Verdict::kWarning,
+         fmt::format("{} brings none to several nodes; a job takes the first of{}",
+                     bootstrap::launcher_name(identity.launcher), all_secret_sources()),
+         "set PACELINE_SECRET or PACELINE_SECRET_FILE on all ranks, where none of these holds"});
+  }
 }
 
 int doctor(const Options& options) {
@@ -136,32 +207,7 @@ void check_settings(Findings& findings, Face face) {
   for (const auto& warning : settings->warnings())
     findings.push_back({"settings", Verdict::kNote, warning, "unset it to silence this"});
   check_codec(*settings, findings);
-  constexpr const char* kMakeSecret =
-      "create it on every node: openssl rand -hex 32 > FILE; chmod 600 FILE";
-  auto no_environment = [](const std::string&) { return std::optional<std::string>(); };
-  if (settings->is_set("secret_file")) {
-    const auto& path = settings->text("secret_file");
-    struct stat info {};
-    if (access(path.c_str(), R_OK) != 0 || stat(path.c_str(), &info) != 0) {
-      findings.push_back({"secret", Verdict::kFailure,
-                          fmt::format("PACELINE_SECRET_FILE={} cannot be read", path),
-                          kMakeSecret});
-    } else if (auto secret = bootstrap::find_secret(*settings, {}, no_environment);
-               !secret.is_ok()) {
-      // The ranks' own question: what they refuse would stop a job.
-      findings.push_back({"secret", Verdict::kFailure, secret.status().message(),
-                          (info.st_mode & 077) != 0 ? fmt::format("chmod 600 {}", path)
-                                                    : std::string(kMakeSecret)});
-    } else {
-      findings.push_back({"secret", Verdict::kGood, path, ""});
-    }
-  } else {
-    findings.push_back({"secret", Verdict::kGood,
-                        settings->is_set("secret")
-                            ? "from the environment (other processes of this user can read it)"
-                            : "made by the launcher, or by rank 0 through the launcher's own store",
-                        ""});
-  }
+  check_secret(*settings, findings);
 }
 
 void add_doctor(CLI::App& app, Invocation& invocation) {

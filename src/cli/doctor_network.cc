@@ -13,6 +13,7 @@
 
 #include "base/settings.h"
 #include "bootstrap/host_address.h"
+#include "bootstrap/identity.h"
 #include "cli/doctor_checks.h"
 #include "cli/lab/namespaces.h"
 
@@ -134,13 +135,14 @@ void check_launchers(Findings& findings, Face face) {
     if (program_exists(name)) found += std::string(found.empty() ? "" : ", ") + name;
   findings.push_back(
       {"launchers", Verdict::kGood, found.empty() ? "paceline run" : "paceline run, " + found, ""});
-  const char* rank = std::getenv("RANK");
-  const char* world = std::getenv("WORLD_SIZE");
   const char* port = std::getenv("MASTER_PORT");
-  if (rank && !world)
-    findings.push_back({"launcher", Verdict::kFailure, "RANK is set but WORLD_SIZE is not",
-                        "start the script with torchrun or paceline run"});
   auto settings = Settings::load(face);
+  // The ranks' own question: what they refuse would stop a job.
+  auto identity =
+      bootstrap::find_identity({}, {}, !settings.is_ok() || settings->flag("use_ddp_launcher"));
+  if (!identity.is_ok())
+    findings.push_back({"launcher", Verdict::kFailure, identity.status().message(),
+                        "start the script with torchrun or paceline run"});
   if (port && settings.is_ok() && settings->integer("port") == std::strtol(port, nullptr, 10))
     findings.push_back({"ports", Verdict::kFailure,
                         fmt::format("MASTER_PORT and Paceline's port are both {}", port),

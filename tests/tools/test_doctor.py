@@ -13,8 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "build" / "bin" / "paceline"
 
 
+#: What tells that a launcher started this process, and who it is.
+LAUNCHERS = ("PACELINE_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
+RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
 def doctor(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS) and k not in RANK}
     return subprocess.run(
         [PROGRAM, "doctor", *arguments],
         env={**env, **variables},
@@ -47,7 +52,8 @@ def test_machine_is_described_truly():
         ({"PACELINE_TOPK_RATO": "1"}, "settings", "did you mean PACELINE_TOPK_RATIO"),
         ({"MASTER_PORT": "6666", "PACELINE_PORT": "6666"}, "ports", "both 6666"),
         ({"RANK": "0"}, "launcher", "WORLD_SIZE is not"),
-        ({"PACELINE_SECRET_FILE": "/nonexistent/secret"}, "secret", "cannot be read"),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "2"}, "launcher", "OMPI_COMM_WORLD_RANK=2"),
+        ({"PACELINE_SECRET_FILE": "/nonexistent/secret"}, "secret", "'/nonexistent/secret': No such file"),
         ({"PACELINE_INTERFACE": "nosuchnic"}, "interface", "nosuchnic"),
         ({"NCCL_SOCKET_IFNAME": "nosuchnic"}, "interface", "NCCL_SOCKET_IFNAME='nosuchnic'"),
         ({"MASTER_PORT": "6666"}, "ports", "both 6666"),
@@ -123,6 +129,69 @@ def test_a_secret_that_others_can_read_is_pointed_out(tmp_path):
     assert finding["verdict"] == "FAILURE" and "chmod 600" in finding["fix"]
     path.chmod(0o600)
     assert findings(PACELINE_SECRET_FILE=str(path))["secret"]["verdict"] == "ok"
+
+
+def ranks(rank: str, size: str, **more: str) -> dict[str, str]:
+    return {rank: "1", size: "4", **more}
+
+
+KEY = "0123456789abcdef-fedcba9876543210"
+MPICH = {"PMI_FD": "7", **ranks("PMI_RANK", "PMI_SIZE")}
+OPEN_MPI = ranks("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+TORCH = ranks("RANK", "WORLD_SIZE")
+SLURM = {"SLURM_STEP_ID": "0", **ranks("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")}
+
+
+@pytest.mark.parametrize(
+    ("variables", "source", "keeps_out"),
+    [
+        ({"PACELINE_SECRET": KEY}, "PACELINE_SECRET (", "can't read the environment of your processes"),
+        ({"PACELINE_SECRET": KEY, **MPICH}, "PACELINE_SECRET (", "can't read the environment of your processes"),
+        ({"PACELINE_SECRET_FILE": "secret"}, "PACELINE_SECRET_FILE:", "can't read the file"),
+        ({"PACELINE_SECRET_FILE": "secret", **OPEN_MPI}, "PACELINE_SECRET_FILE:", "can't read the file"),
+        (
+            {"OMPI_MCA_orte_precondition_transports": KEY, **OPEN_MPI},
+            "Open MPI's transport key",
+            "read your processes' environment or mpirun's own traffic",
+        ),
+        (OPEN_MPI, "made by rank 0", "as private as that space"),
+        (MPICH, "made by rank 0", "as private as that space"),
+        (TORCH, "made by rank 0", "everyone who can connect to MASTER_PORT"),
+        ({"PMIX_NAMESPACE": "one", **SLURM}, "made by rank 0", "as private as that space"),
+        # One host: what a rank of it needs no secret for.
+        ({"SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "4", **SLURM}, "derived from", "other machines"),
+        ({"PMI_FD": "7", "PMI_RANK": "0", "PMI_SIZE": "1"}, "derived from", "other machines"),
+    ],
+)
+def test_the_job_s_secret_and_what_it_keeps_out(tmp_path, variables, source, keeps_out):
+    (tmp_path / "secret").write_text(KEY)
+    (tmp_path / "secret").chmod(0o600)
+    if "PACELINE_SECRET_FILE" in variables:
+        variables = variables | {"PACELINE_SECRET_FILE": str(tmp_path / "secret")}
+    secret = findings(**variables)["secret"]
+    assert secret["verdict"] == "ok"
+    assert secret["found"].startswith(source) and keeps_out in secret["found"]
+    assert KEY not in secret["found"]
+
+
+def test_without_a_launcher_the_sources_of_a_secret_stand_in_their_order():
+    sources = ["PACELINE_SECRET (", "PACELINE_SECRET_FILE:", "Open MPI's", "made by rank 0", "derived from"]
+    secret = findings()["secret"]
+    assert secret["verdict"] == "ok" and "no launcher" in secret["found"]
+    # An Open MPI key that no rank was given along with: it is some other job's.
+    assert findings(OMPI_MCA_orte_precondition_transports=KEY)["secret"] == secret
+    lines = secret["found"].splitlines()[1:]
+    assert len(lines) == len(sources)
+    for line, source in zip(lines, sources, strict=True):
+        assert line.startswith(f"- {source}") and ("keeps out" in line or "as private as" in line)
+    page = doctor().stdout.splitlines()
+    assert [line[32:] for line in page if line[32:].startswith("- ")] == lines
+
+
+def test_several_nodes_without_a_secret_are_told_what_to_set():
+    secret = findings(SLURM_NODEID="0", SLURM_STEP_TASKS_PER_NODE="2(x2)", **SLURM)["secret"]
+    assert secret["verdict"] == "warning"
+    assert secret["found"].startswith("Slurm") and "set PACELINE_SECRET" in secret["fix"]
 
 
 @pytest.mark.parametrize(("content", "found"), [("", "holds 0 characters"), ("too short\n", "holds 9 characters")])
