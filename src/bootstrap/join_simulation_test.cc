@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "bootstrap/join_machine.h"
 #include "bootstrap/kv_store.h"
@@ -18,9 +19,16 @@ struct Simulated {
   Topology topology;
 };
 
+/// A rank that was started otherwise than the rest.
+struct OddOne {
+  Rank rank = -1;
+  std::function<void(JoinSpec&)> change;
+};
+
 class Simulation {
  public:
-  Simulation(Rank size, wire::FakeOptions options, std::set<Rank> absent = {})
+  Simulation(Rank size, wire::FakeOptions options, std::set<Rank> absent = {},
+             const OddOne& odd = {})
       : network_(options), ranks_(static_cast<std::size_t>(size)) {
     for (Rank r = 0; r < size; ++r) {
       if (absent.contains(r)) continue;
@@ -37,9 +45,10 @@ class Simulation {
       spec.self.address = "fake=" + std::to_string(r);
       spec.prefix = "job/";
       spec.build = "test";
-      spec.settings = {{"codec", r == odd_one_ ? "topk" : "none"}};
+      spec.settings = {{"codec", "none"}};
       spec.timeout = 60 * kSecond;
       spec.deadline = 60 * kSecond;
+      if (r == odd.rank) odd.change(spec);
       rank.machine = std::make_unique<JoinMachine>(
           std::move(spec), *rank.space, *rank.channel,
           [](Rank, const std::string&, const std::string&) { return Status(); });
@@ -85,8 +94,6 @@ class Simulation {
   [[nodiscard]] Time finished_at() const { return finished_at_; }
   [[nodiscard]] const MemoryKeyValue::Space& space() const { return *space_; }
   wire::FakeNetwork& network() { return network_; }
-
-  static inline Rank odd_one_ = -1;
 
  private:
   wire::FakeNetwork network_;
@@ -171,19 +178,40 @@ TEST(JoinSimulation, AbsentRanksAreNamedByAllOthers) {
   }
 }
 
-TEST(JoinSimulation, OneSettingThatDiffersEndsAllOfThemByName) {
-  Simulation::odd_one_ = 200;
-  Simulation simulation(256, wire::FakeOptions());
-  Simulation::odd_one_ = -1;
+/// All ranks end soon, and all with the same finding: both sides' words and the odd one's rank are in it.
+void expect_all_told(const OddOne& odd, const std::vector<std::string>& words) {
+  constexpr Rank kSize = 256;
+  Simulation simulation(kSize, wire::FakeOptions(), {}, odd);
   ASSERT_TRUE(simulation.run());
-  for (Rank r = 0; r < 256; ++r) {
+  for (Rank r = 0; r < kSize; ++r) {
     auto& status = simulation[r].machine->status();
     EXPECT_EQ(status.code(), Code::kMismatch) << r << ": " << status.message();
-    EXPECT_NE(status.message().find("codec is"), std::string::npos) << status.message();
-    EXPECT_NE(status.message().find("rank 200"), std::string::npos) << status.message();
+    for (const auto& word : words)
+      EXPECT_NE(status.message().find(word), std::string::npos) << word << ": " << status.message();
+    EXPECT_NE(status.message().find("rank " + std::to_string(odd.rank)), std::string::npos)
+        << status.message();
   }
   EXPECT_LT(simulation.finished_at(), 10 * kSecond)
       << "not at the time-out, but as soon as it is known";
+}
+
+// A leaf of the tree, one with children, and the root.
+class OddOneOut : public testing::TestWithParam<Rank> {};
+INSTANTIATE_TEST_SUITE_P(JoinSimulation, OddOneOut, testing::Values(200, 3, 0));
+
+TEST_P(OddOneOut, OneSettingThatDiffersEndsAllOfThemByName) {
+  expect_all_told({GetParam(), [](JoinSpec& spec) { spec.settings["codec"] = "topk"; }},
+                  {"codec is", "'topk'", "'none'"});
+}
+
+TEST_P(OddOneOut, AnotherBuildEndsAllOfThemByName) {
+  expect_all_told({GetParam(), [](JoinSpec& spec) { spec.build = "other"; }},
+                  {"test (wire 1)", "other (wire 1)", "install the same version"});
+}
+
+TEST_P(OddOneOut, AnotherWireVersionEndsAllOfThemByName) {
+  expect_all_told({GetParam(), [](JoinSpec& spec) { spec.wire_version = 7; }},
+                  {"(wire 1)", "(wire 7)", "install the same version"});
 }
 
 TEST(JoinSimulation, AKilledRankEndsTheJoin) {

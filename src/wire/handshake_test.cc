@@ -102,5 +102,96 @@ TEST(Handshake, ACallerGivesNothingToWhoDoesNotHoldTheSecret) {
   EXPECT_TRUE(proof.empty());
 }
 
+void expect_versions_named(const Handshake& side, uint32_t ours, uint32_t theirs) {
+  EXPECT_EQ(side.state(), Handshake::State::kFailed);
+  EXPECT_EQ(side.status().code(), Code::kMismatch);
+  EXPECT_TRUE(side.is_final());
+  const auto& text = side.status().message();
+  for (auto version : {ours, theirs})
+    EXPECT_NE(text.find("(wire version " + std::to_string(version) + ")"), std::string::npos)
+        << text;
+  EXPECT_NE(text.find("install the same version everywhere"), std::string::npos) << text;
+}
+
+TEST(Handshake, ACallerOfAnotherWireVersionIsRefusedAndToldBoth) {
+  std::mt19937 random(12);
+  Identity caller = identity(0);
+  const Identity called = identity(1);
+  caller.wire_version = 2 + random() % 1000;
+  std::vector<std::byte> hello;
+  std::vector<std::byte> refusal;
+  std::vector<std::byte> nothing;
+  auto connector = Handshake::connector(caller, 1, 0, "rank 1", {}, hello);
+  auto acceptor = Handshake::acceptor(called);
+  acceptor.feed(hello, refusal);
+  expect_versions_named(acceptor, called.wire_version, caller.wire_version);
+  connector.feed(refusal, nothing);
+  expect_versions_named(connector, caller.wire_version, called.wire_version);
+  EXPECT_TRUE(nothing.empty());
+}
+
+// A later version's fields may stand elsewhere: only the version and the build are read of such a hello.
+TEST(Handshake, TheRestOfAnotherVersionsHelloIsNotRead) {
+  std::vector<std::byte> refusal;
+  const Identity called = identity(1);
+  auto acceptor = Handshake::acceptor(called);
+  std::vector<std::byte> hello;
+  Identity caller = identity(0);
+  caller.wire_version = 7;
+  Handshake::connector(caller, 1, 0, "rank 1", {}, hello);
+  hello.resize(kHeader + sizeof caller.wire_version + sizeof(uint32_t) + caller.build.size());
+  hello[6] = static_cast<std::byte>(hello.size() - kHeader);  // the body's length
+  hello[7] = std::byte{0};
+  acceptor.feed(hello, refusal);
+  expect_versions_named(acceptor, called.wire_version, caller.wire_version);
+}
+
+TEST(Handshake, AnAnswerOfAnotherVersionIsRefusedBeforeAnythingIsProven) {
+  const Identity caller = identity(0);
+  for (bool build : {false, true}) {
+    Identity called = identity(1);
+    if (build) {
+      called.build = "0.9.9";
+    } else {
+      called.wire_version = 3;
+    }
+    // One of that version takes the hello of its like, and answers this one.
+    Identity like = called;
+    like.rank = caller.rank;
+    std::vector<std::byte> hello;
+    std::vector<std::byte> other_hello;
+    std::vector<std::byte> answer;
+    std::vector<std::byte> proof;
+    auto connector = Handshake::connector(caller, 1, 0, "rank 1", {}, hello);
+    Handshake::connector(like, 1, 0, "rank 1", {}, other_hello);
+    auto acceptor = Handshake::acceptor(called);
+    acceptor.feed(other_hello, answer);
+    connector.feed(answer, proof);
+    expect_versions_named(connector, caller.wire_version, called.wire_version);
+    for (const auto& version : {caller.build, called.build})
+      EXPECT_NE(connector.status().message().find("paceline " + version), std::string::npos);
+    EXPECT_TRUE(proof.empty());
+  }
+}
+
+TEST(Handshake, ACallerOfAnotherBuildIsRefusedAndToldBoth) {
+  Identity caller = identity(0);
+  const Identity called = identity(1);
+  caller.build = "0.9.9";
+  std::vector<std::byte> hello;
+  std::vector<std::byte> refusal;
+  std::vector<std::byte> nothing;
+  auto connector = Handshake::connector(caller, 1, 0, "rank 1", {}, hello);
+  auto acceptor = Handshake::acceptor(called);
+  acceptor.feed(hello, refusal);
+  connector.feed(refusal, nothing);
+  for (const auto* side : {&acceptor, &connector}) {
+    EXPECT_EQ(side->status().code(), Code::kMismatch);
+    for (const auto& version : {caller.build, called.build})
+      EXPECT_NE(side->status().message().find("paceline " + version), std::string::npos)
+          << side->status().message();
+  }
+}
+
 }  // namespace
 }  // namespace paceline::wire
