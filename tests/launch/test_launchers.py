@@ -1,6 +1,8 @@
 """The same small program under every launcher, as real processes on this machine."""
 
+import secrets
 import subprocess
+import uuid
 
 import pytest
 from conftest import ROOT, WORKER, clean_environment, expect_ranks, run
@@ -27,6 +29,20 @@ def test_open_mpi(python):
 def test_open_mpi_again_in_one_process(python):
     command = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", 2, python, WORKER, "--rounds", 3]
     expect_ranks(run(command), 2)
+
+
+def test_open_mpi_s_transport_key_authenticates(python):
+    """A rank that holds another key than mpirun gave the others does not get in."""
+    other = "-".join(secrets.token_hex(8) for _ in range(2))  # as mpirun writes them
+    script = (
+        f'[ "$OMPI_COMM_WORLD_RANK" = 1 ] && export OMPI_MCA_orte_precondition_transports={other}; '
+        f"exec {python} {WORKER}"
+    )
+    command = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", 2, "sh", "-c", script]
+    result = run(command)
+    assert result.returncode != 0, result.stdout
+    assert "UnauthenticatedError" in result.stderr and "does not hold the secret" in result.stderr, result.stderr
+    assert other not in result.stderr
 
 
 def test_mpich(python):
@@ -115,6 +131,17 @@ def test_a_host_that_takes_its_own_name_for_loopback(python, free_port, tmp_path
         PACELINE_SECRET="0123456789abcdef0123456789abcdef",
     )
     expect_ranks(result, 2)
+
+
+def test_ranks_under_another_kernel_are_on_another_node(paceline, python, tmp_path):
+    """Told apart by the boot id alone: rank 1 shares rank 0's host name, network and memory."""
+    (tmp_path / "boot_id").write_text(f"{uuid.uuid4()}\n")
+    elsewhere = f"mount --bind {tmp_path}/boot_id /proc/sys/kernel/random/boot_id && exec {python} {WORKER}"
+    script = f"""[ "$PACELINE_RANK" = 1 ] && exec unshare --mount sh -c '{elsewhere}'; exec {python} {WORKER}"""
+    result = run([paceline, "run", "-np", 2, "--", "sh", "-c", script])
+    assert result.returncode == 0, result.stderr
+    for rank in range(2):
+        assert f"rank {rank} size 2 nodes 2 ok" in result.stdout, result.stdout + result.stderr
 
 
 def test_contradictory_environment_is_named(python):
