@@ -65,8 +65,24 @@ TEST(SettledAlgorithm, BeyondTheThresholdNothingHasTwoLevels) {
     EXPECT_EQ(settled_algorithm(o, bucket((1 << 20) + 4, exact), shared), Algorithm::kRing);
     EXPECT_EQ(settled_algorithm(o, bucket(1 << 21, plan::Codec::kFp16), shared),
               Algorithm::kDirect);
-    // Top-k has no other plan.
-    EXPECT_EQ(settled_algorithm(o, bucket(1 << 21, plan::Codec::kTopK), shared), Algorithm::kAuto);
+  }
+}
+
+// Encodings and sums between groups are one plan, whose groups follow from the codec's scope.
+TEST(SettledAlgorithm, TopKHasNoOtherPlanWhateverIsAsked) {
+  const plan::GroupShape shared{.size = 4, .node_of = {0, 0, 1, 1}};
+  for (auto asked : {Algorithm::kAuto, Algorithm::kTwoLevel, Algorithm::kSparse, Algorithm::kRing,
+                     Algorithm::kDirect}) {
+    EngineOptions o;
+    o.algorithm = asked;
+    o.hierarchical_threshold = 1 << 20;
+    for (bool inside_node : {false, true}) {
+      for (uint64_t bytes : {1U << 16, 1U << 20, 1U << 21}) {
+        auto q = bucket(bytes, plan::Codec::kTopK);
+        q.codec.inside_node = inside_node;
+        EXPECT_EQ(settled_algorithm(o, q, shared), Algorithm::kAuto);
+      }
+    }
   }
 }
 

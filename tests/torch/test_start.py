@@ -27,8 +27,8 @@ def start(command, target=None, **extra):
     return done.returncode, done.stdout + done.stderr
 
 
-def torchrun(*arguments, module="torch.distributed.run"):
-    base = [sys.executable, "-m", module, "--nproc_per_node", "2", "--master_port", str(free_port()), *REDIRECTS]
+def torchrun(*arguments, module="torch.distributed.run", ranks=2):
+    base = [sys.executable, "-m", module, "--nproc_per_node", str(ranks), "--master_port", str(free_port()), *REDIRECTS]
     return [*base, *arguments]
 
 
@@ -73,6 +73,22 @@ def test_top_k_is_named_where_only_long_parameters_take_it(most):
     code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", **wishes)
     expect(code, output, "paceline")
     assert "top-k 1 % from 1048576 bytes on" in output, output
+
+
+@pytest.mark.parametrize(
+    ("wishes", "groups"),
+    [
+        ({"LIGHT_TOPK_ALLREDUCE": "1", "LIGHT_2D_ALLREDUCE": "1"}, 2),  # exact inside a node, top-k between nodes
+        ({"LIGHT_TOPK_ALLREDUCE": "1"}, 4),  # every rank's own top-k
+    ],
+)
+def test_light_switches_on_two_nodes_of_two_ranks(wishes, groups):
+    nodes = "import os; os.environ['PACELINE_NODE_ID'] = f\"node {int(os.environ['RANK']) // 2}\"; "
+    code, output = start(torchrun(SCRIPT, ranks=4), SCRIPT_IMPORT=nodes + "import paceline.torch", **wishes)
+    lines = [line for line in output.splitlines() if line.startswith("paceline:")]
+    assert code == 0 and len(lines) == 1, output
+    assert lines[0].startswith("paceline: 4 ranks on 2 nodes"), output
+    assert "sparse, top-k 1 %" in lines[0] and lines[0].endswith(f"top-k between {groups} groups"), output
 
 
 def test_switched_off():

@@ -1,0 +1,69 @@
+// Whose top-k the LIGHT_* switches mean, and that ranks which mean different ones don't agree.
+#include "bootstrap/agreement.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace paceline::bootstrap {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+Settings load(const Variables& variables, Face face = Face::kPaceline) {
+  auto settings = Settings::load(
+      face,
+      [&](const std::string& name) -> std::optional<std::string> {
+        auto found = variables.find(name);
+        return found == variables.end() ? std::nullopt : std::optional(found->second);
+      },
+      [&] {
+        std::vector<std::string> names;
+        for (const auto& [name, value] : variables) names.push_back(name);
+        return names;
+      });
+  EXPECT_TRUE(settings.is_ok()) << settings.status().message();
+  return settings.value();
+}
+
+const Variables kTopK = {{"LIGHT_TOPK_ALLREDUCE", "1"}};
+const Variables kBoth = {{"LIGHT_TOPK_ALLREDUCE", "1"}, {"LIGHT_2D_ALLREDUCE", "1"}};
+const Variables kOwn = {{"PACELINE_CODEC", "topk"}};
+const Variables kOwnSparse = {{"LIGHT_TOPK_ALLREDUCE", "1"}, {"PACELINE_ALGORITHM", "sparse"}};
+const Variables kOwnBeside = {{"LIGHT_TOPK_ALLREDUCE", "1"}, {"PACELINE_CODEC", "topk"}};
+
+TEST(EveryRankSelects, OnlyWhereLightsTopKStandsAlone) {
+  for (auto face : {Face::kPaceline, Face::kLight}) {
+    EXPECT_TRUE(every_rank_selects(load(kTopK, face)));
+    EXPECT_TRUE(every_rank_selects(
+        load({{"LIGHT_TOPK_ALLREDUCE", "1"}, {"LIGHT_2D_ALLREDUCE", "0"}}, face)));
+    for (const auto& inside_nodes_exact : {kBoth, kOwn, kOwnSparse, kOwnBeside})
+      EXPECT_FALSE(every_rank_selects(load(inside_nodes_exact, face)));
+    EXPECT_FALSE(every_rank_selects(load({}, face)));
+    EXPECT_FALSE(every_rank_selects(load({{"LIGHT_2D_ALLREDUCE", "1"}}, face)));
+  }
+}
+
+std::string said_between(const Variables& one, const Variables& other) {
+  return difference(agreed_settings(load(one)), "rank 0", agreed_settings(load(other)), "rank 1");
+}
+
+TEST(AgreedSettings, RanksThatSelectDifferentlyDoNotAgree) {
+  for (const auto& other : {kBoth, kOwn, kOwnSparse}) {
+    auto text = said_between(kTopK, other);
+    EXPECT_NE(text.find("codec is 'topk of every rank' on rank 0 and 'topk' on rank 1"),
+              std::string::npos)
+        << text;
+  }
+}
+
+TEST(AgreedSettings, TheSameByOtherVariablesIsTheSame) {
+  EXPECT_EQ(said_between(kOwnBeside, kOwn), "");
+  EXPECT_EQ(said_between(kBoth, {{"PACELINE_CODEC", "topk"}, {"PACELINE_ALGORITHM", "two_level"}}),
+            "");
+  EXPECT_EQ(said_between({{"LIGHT_TOPK_RATIO", "0.050"}}, {{"PACELINE_TOPK_RATIO", "0.05"}}), "");
+  EXPECT_NE(said_between({{"LIGHT_TOPK_RATIO", "0.05"}}, {{"LIGHT_TOPK_RATIO", "0.01"}}), "");
+}
+
+}  // namespace
+}  // namespace paceline::bootstrap
