@@ -182,22 +182,64 @@ TEST(Settings, EveryVariableOfThePeersDocumentsIsKnown) {
                            "PERSEUS_MASTER_PORT",
                            "PERSEUS_CHANGE_HVD_ALLGATHER",
                            "PERSEUS_USE_DDP_LAUNCHER",
+                           "GLOO_TIMEOUT_SECONDS",
                            "HOROVOD_FUSION_THRESHOLD",
                            "HOROVOD_CYCLE_TIME",
                            "HOROVOD_CACHE_CAPACITY",
                            "HOROVOD_HIERARCHICAL_ALLREDUCE",
                            "HOROVOD_TORUS_ALLREDUCE",
                            "HOROVOD_AUTOTUNE",
+                           "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+                           "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+                           "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+                           "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+                           "HOROVOD_TIMELINE_MARK_CYCLES",
                            "HOROVOD_NUM_NCCL_STREAMS",
                            "HOROVOD_MPI_THREADS_DISABLE",
                            "HOROVOD_STALL_CHECK_DISABLE",
+                           "HOROVOD_STALL_CHECK_TIME_SECONDS",
+                           "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
                            "HOROVOD_GLOO_TIMEOUT_SECONDS",
                            "HOROVOD_ELASTIC_TIMEOUT",
                            "HOROVOD_START_TIMEOUT"})
     EXPECT_EQ(error_of({{name, "1"}}), "") << name;
-  for (const char* name : {"PERSEUS_NCCL_NETWORK_INTERFACE", "HOROVOD_TIMELINE",
-                           "HOROVOD_AUTOTUNE_LOG", "HOROVOD_THREAD_AFFINITY", "HOROVOD_GLOO_IFACE"})
+  for (const char* name : {"PERSEUS_NCCL_NETWORK_INTERFACE", "PERSEUS_GLOO_NETWORK_INTERFACE",
+                           "HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG", "HOROVOD_THREAD_AFFINITY",
+                           "HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"})
     EXPECT_EQ(error_of({{name, "eth0"}}), "") << name;
+  EXPECT_EQ(error_of({{"HOROVOD_LOG_LEVEL", "INFO"}}), "");
+}
+
+// Nobody calls a name outside of our families unknown: that it is known shows in what it does.
+TEST(Settings, OthersVariablesHaveTheirEffect) {
+  for (Face face : {Face::kPaceline, Face::kPerseus, Face::kHorovod}) {
+    auto s = load({{"GLOO_TIMEOUT_SECONDS", "77"}, {"NCCL_SOCKET_IFNAME", "^docker"}}, face);
+    EXPECT_DOUBLE_EQ(s->number("timeout"), 77);
+    EXPECT_EQ(s->source("timeout"), "GLOO_TIMEOUT_SECONDS");
+    EXPECT_EQ(s->text("interface"), "^docker");
+    EXPECT_EQ(s->source("interface"), "NCCL_SOCKET_IFNAME");
+  }
+  EXPECT_TRUE(contains(error_of({{"GLOO_TIMEOUT_SECONDS", "0"}}), "GLOO_TIMEOUT_SECONDS='0'"));
+  Variables all{{"NCCL_SOCKET_IFNAME", "eth1"}, {"HOROVOD_GLOO_IFACE", "eth2"}};
+  EXPECT_EQ(load(all)->text("interface"), "eth1");
+  EXPECT_EQ(load(all, Face::kHorovod)->text("interface"), "eth2");
+  all["PERSEUS_GLOO_NETWORK_INTERFACE"] = "eth3";
+  EXPECT_EQ(load(all)->text("interface"), "eth3");
+  all["PACELINE_INTERFACE"] = "eth4";
+  EXPECT_EQ(load(all, Face::kPerseus)->text("interface"), "eth4");
+  EXPECT_EQ(load({{"GLOO_SOCKET_IFNAME", "eth5"}})->text("interface"), "eth5");
+}
+
+// They are read by NCCL itself.
+TEST(Settings, NcclsOtherVariablesChangeNothing) {
+  const auto plain = load({}).value().to_json();
+  for (const char* name :
+       {"NCCL_ALGO", "NCCL_DEBUG", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX", "NCCL_NET_GDR_LEVEL"}) {
+    auto s = load({{name, "1"}});
+    ASSERT_TRUE(s.is_ok()) << s.status().message();
+    EXPECT_EQ(s->to_json(), plain) << name;
+    EXPECT_TRUE(s->warnings().empty()) << name;
+  }
 }
 
 TEST(Settings, JsonHidesTheSecret) {
