@@ -38,9 +38,8 @@ Result<std::unique_ptr<KvServer>> KvServer::start(KvServerOptions options) {
       return Status(
           Code::kResourceExhausted,
           fmt::format(
-              "port {} of {} is taken by another program: set PACELINE_PORT to a free one on "
-              "all ranks",
-              server->options_.port, server->options_.address));
+              "port {} of {} is taken by another program: choose a free one by {} on all ranks",
+              server->options_.port, server->options_.address, server->options_.port_setting));
     }
     return Status(Code::kUnavailable,
                   fmt::format("can't listen on {}: {}", at.text(), std::strerror(why)));

@@ -22,6 +22,7 @@ struct KvServerOptions {
       128;  ///< connections that have not proven themselves; beyond: the oldest goes
   std::size_t memory_limit = 64 << 20;  ///< bytes of keys and values
   Time proof_timeout = 5 * kSecond;
+  const char* port_setting = "PACELINE_PORT";  ///< what another port is chosen by, for messages
 };
 
 class KvServer {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "bootstrap/host_address.h"
 #include "bootstrap/kv_mpi.h"
@@ -56,17 +57,12 @@ std::string any_address() {
   return chosen ? chosen->host() : "127.0.0.1";
 }
 
-Result<std::shared_ptr<KeyValue>> open_server_space(const HostPort& place,
-                                                    const HostAddress& master,
-                                                    const Identity& identity, const Secret& secret,
-                                                    bool server_is_elsewhere) {
+/// `serving`: the server that this rank is to run, if any.
+Result<std::shared_ptr<KeyValue>> open_server_space(const HostPort& place, const Secret& secret,
+                                                    std::optional<KvServerOptions> serving) {
   std::shared_ptr<KvServer> server;
-  if (identity.rank == 0 && !server_is_elsewhere) {
-    KvServerOptions options;
-    options.address = master.host();
-    options.port = place.port;
-    options.secret = secret.bytes;
-    PACELINE_ASSIGN(server, shared_server(options));
+  if (serving) {
+    PACELINE_ASSIGN(server, shared_server(*serving));
   }
   PACELINE_ASSIGN(auto space, TcpKeyValue::open(place.host, place.port, secret.bytes, server));
   return std::shared_ptr<KeyValue>(std::move(space));
@@ -155,8 +151,15 @@ Result<Rendezvous> find_rendezvous(const JoinOptions& options, const Identity& i
     addresses = {own};
   }
   bool elsewhere = identity.launcher == Launcher::kPaceline && server_is_named;
-  PACELINE_ASSIGN(found.space,
-                  open_server_space(place, addresses.front(), identity, *found.secret, elsewhere));
+  std::optional<KvServerOptions> serving;
+  if (identity.rank == 0 && !elsewhere) {
+    serving.emplace();
+    serving->address = addresses.front().host();
+    serving->port = place.port;
+    serving->secret = found.secret->bytes;
+    if (server_is_named) serving->port_setting = "PACELINE_RENDEZVOUS";
+  }
+  PACELINE_ASSIGN(found.space, open_server_space(place, *found.secret, serving));
   return found;
 }
 

@@ -144,16 +144,17 @@ def test_bad_words_are_named(words, named):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "fix"),
     [
-        ["--json", "/nonexistent/x"],
-        ["--vs", "gloo", "--python", "/nonexistent/python"],
+        (["--json", "/nonexistent/x"], "No such file or directory): name a file in a folder that is there"),
+        (["--json", "/"], "Is a directory): name a file"),
+        (["--vs", "gloo", "--python", "/nonexistent/python"], "/nonexistent/python"),
     ],
 )
-def test_what_only_rank_0_can_find_out_ends_all(words):
+def test_what_only_rank_0_can_find_out_ends_all(words, fix):
     codes, _, err = ranks(2, "allreduce", "--bytes", "4", *words)
     assert codes == [1, 1]
-    assert words[-1] in err
+    assert words[-1] in err and fix in err
 
 
 def test_a_rank_that_is_ended_by_another_names_no_cause_of_its_own():

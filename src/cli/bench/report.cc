@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -43,7 +45,10 @@ Result<Report> Report::open(const Options& options, const paceline_identity& who
   r.start_line_ = start_line;
   r.link_ = link;
   if (!options.json.empty() && !std::ofstream(options.json, std::ios::app)) {
-    return Status(Code::kInvalidArgument, fmt::format("--json {}: can't be written", options.json));
+    return Status(Code::kInvalidArgument,
+                  fmt::format("--json {}: can't be written ({}): name a file in a folder that is "
+                              "there and that you may write to",
+                              options.json, std::strerror(errno)));
   }
   fmt::print("# {}\n# {} of {}, {} buffers, {} cores\n", start_line, options.operation,
              options.dtype, options.buffers, std::thread::hardware_concurrency());
