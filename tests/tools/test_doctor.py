@@ -18,10 +18,11 @@ LAUNCHERS = ("PACELINE_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
 RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def doctor(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
+def doctor(*arguments: str, under: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess:
+    """under: a command that starts what follows it in a world of its own."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS) and k not in RANK}
     return subprocess.run(
-        [PROGRAM, "doctor", *arguments],
+        [*under, PROGRAM, "doctor", *arguments],
         env={**env, **variables},
         capture_output=True,
         text=True,
@@ -119,6 +120,31 @@ def test_too_many_threads_are_pointed_out():
     finding = findings(OMP_NUM_THREADS="64", LOCAL_WORLD_SIZE="8")["threads"]
     assert finding["verdict"] == "warning"
     assert "OMP_NUM_THREADS=" in finding["fix"]
+
+
+def shared_memory_of(size: str) -> tuple[str, ...]:
+    mount = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
+    return ("unshare", "--mount", "sh", "-c", mount, "sh")
+
+
+@pytest.mark.parametrize(
+    ("small", "enough", "subject", "found", "fix"),
+    [
+        (("prlimit", "--nofile=1024"), ("prlimit", "--nofile=4096"), "open files", "1024", "ulimit -n 65536"),
+        (shared_memory_of("64m"), shared_memory_of("1g"), "/dev/shm", "0.06 GiB free", "--shm-size=1g"),
+        # More than this process has may be nobody's to give.
+        (("prlimit", "--memlock=65536"), None, "locked memory", "65536", "--ulimit memlock=-1"),
+    ],
+)
+def test_what_a_container_has_too_little_of_is_pointed_out(small, enough, subject, found, fix):
+    done = doctor("--json", under=small)
+    finding = {f["subject"]: f for f in json.loads(done.stdout)}[subject]
+    assert (finding["verdict"], finding["found"]) == ("warning", found)
+    assert fix in finding["fix"]
+    assert done.returncode == doctor("--json").returncode, "a job starts all the same"
+    if enough:
+        found = {f["subject"]: f for f in json.loads(doctor("--json", under=enough).stdout)}
+        assert found[subject]["verdict"] == "ok" and not found[subject]["fix"]
 
 
 def test_a_secret_that_others_can_read_is_pointed_out(tmp_path):
