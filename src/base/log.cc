@@ -26,6 +26,16 @@ spdlog::logger& logger() {
   return *instance;
 }
 
+struct Seen {
+  std::mutex mutex;
+  std::set<std::string> keys;
+};
+
+Seen& seen() {
+  static auto* instance = new Seen;  // as above
+  return *instance;
+}
+
 }  // namespace
 
 void set_level(Level level) { current_level.store(static_cast<int>(level)); }
@@ -45,10 +55,13 @@ void write(Level level, std::string_view text) {
 }
 
 bool first(std::string_view key) {
-  static std::mutex mutex;
-  static auto* seen = new std::set<std::string>;
-  std::lock_guard lock(mutex);
-  return seen->insert(std::string(key)).second;
+  const std::lock_guard lock(seen().mutex);
+  return seen().keys.insert(std::string(key)).second;
+}
+
+void forget_keys() {
+  const std::lock_guard lock(seen().mutex);
+  seen().keys.clear();
 }
 
 }  // namespace paceline::log

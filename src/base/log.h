@@ -17,6 +17,8 @@ void set_rank(int rank);
 void write(Level level, std::string_view text);
 /// True the first time that `key` is seen in this process: for messages that must come once.
 bool first(std::string_view key);
+/// For tests: every key is new again.
+void forget_keys();
 
 template <class... Args>
 void debug(fmt::format_string<Args...> format, Args&&... args) {

@@ -76,6 +76,7 @@ Result<SharedMemory> SharedMemory::create(uint64_t bytes, Pages pages,
   bytes = round_up(bytes, page_size());
   std::string tried;
   bool descriptors_run_out = false;
+  const bool is_limited = !within_file_limit(bytes);
   auto attempt = [&](Fd fd, const std::string& name) -> Result<SharedMemory> {
     if (!fd) descriptors_run_out |= errno == EMFILE || errno == ENFILE;
     std::string why = fd ? shape(fd.get(), bytes, pages) : text_of(errno);
@@ -100,8 +101,9 @@ Result<SharedMemory> SharedMemory::create(uint64_t bytes, Pages pages,
       Code::kResourceExhausted,
       fmt::format(
           "no {} KiB of shared memory to be had ({}); {}", bytes >> 10, tried,
-          descriptors_run_out
-              ? "raise the limit of open files (ulimit -n)"
+          descriptors_run_out ? "raise the limit of open files (ulimit -n)"
+          : is_limited
+              ? "raise the limit of file sizes (ulimit -f)"
               : "give the container a larger /dev/shm (docker: --shm-size, Kubernetes: an emptyDir "
                 "with medium Memory), or allow memfd_create"));
 }
