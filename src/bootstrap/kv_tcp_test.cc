@@ -13,11 +13,15 @@
 #include <random>
 
 #include "base/testing/no_descriptors.h"
+#include "base/testing/said.h"
 #include "bootstrap/kv_server.h"
 #include "bootstrap/secret.h"
 
 namespace paceline::bootstrap {
 namespace {
+
+using paceline::testing::Said;
+using paceline::testing::times;
 
 std::vector<std::byte> secret(const char* text) { return secret_from_text(text); }
 
@@ -115,11 +119,17 @@ TEST_F(KvTcp, AGetWaitsForItsPut) {
 }
 
 TEST_F(KvTcp, AWrongSecretIsRefusedAndTheJobGoesOn) {
-  auto stranger = client("a secret of another job");
-  ASSERT_TRUE(turn({stranger.get()}, [&] { return !last.is_ok(); }));
-  EXPECT_EQ(last.code(), Code::kUnauthenticated) << last.message();
-  EXPECT_EQ(server->refused(), 1U);
+  const Said said;
+  for (uint64_t strangers = 1; strangers <= 3; ++strangers) {
+    last = Status::ok();
+    auto stranger = client("a secret of another job");
+    ASSERT_TRUE(turn({stranger.get()}, [&] { return !last.is_ok(); }));
+    EXPECT_EQ(last.code(), Code::kUnauthenticated) << last.message();
+    EXPECT_EQ(server->refused(), strangers);
+  }
   EXPECT_TRUE(works());
+  EXPECT_EQ(times("refused a connection from 127.0.0.1:", said.text()), 1U) << said.text();
+  EXPECT_EQ(times("\n", said.text()), 1U) << said.text();
 }
 
 TEST_F(KvTcp, AServerWithoutTheSecretIsNotBelieved) {
@@ -135,6 +145,7 @@ TEST_F(KvTcp, AServerWithoutTheSecretIsNotBelieved) {
 }
 
 TEST_F(KvTcp, RandomBytesTruncatedAndOverlongFramesAreRefusedAndTheJobGoesOn) {
+  const Said said;
   std::mt19937_64 random(11);
   SteadyClock clock;
   for (int round = 0; round < 40; ++round) {
@@ -161,6 +172,8 @@ TEST_F(KvTcp, RandomBytesTruncatedAndOverlongFramesAreRefusedAndTheJobGoesOn) {
   EXPECT_GE(server->refused(), 20U);
   EXPECT_TRUE(works());
   EXPECT_TRUE(turn({}, [&] { return server->connections() == 0; }));
+  EXPECT_EQ(times("refused a connection from 127.0.0.1:", said.text()), 1U) << said.text();
+  EXPECT_EQ(times("\n", said.text()), 1U) << said.text();
 }
 
 TEST_F(KvTcp, SilentStrangersCantKeepRanksOut) {

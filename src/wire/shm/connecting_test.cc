@@ -1,14 +1,18 @@
 // Who connects with whom: all at once, and strangers, who are refused by name while the others go on.
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
+#include <vector>
 
+#include "base/testing/said.h"
+#include "wire/shm/handshake.h"
 #include "wire/shm/packet.h"
 #include "wire/shm/testing.h"
 
 namespace paceline::wire::shm::testing {
 namespace {
+
+using paceline::testing::Said;
+using paceline::testing::times;
 
 TEST(Strangers, WrongSecretIsRefusedOnBothSidesAndTheOthersGoOn) {
   run_ranks(
@@ -89,6 +93,7 @@ TEST(Strangers, AnotherVersionIsRefusedByName) {
 
 TEST(Strangers, RandomBytesOnTheSocketAreRefused) {
   run_ranks(2, [](Node& node) {
+    const Said said;
     if (node.rank == 0) {
       std::mt19937 random(std::random_device{}());
       for (int i = 0; i < 50; ++i) {
@@ -108,6 +113,41 @@ TEST(Strangers, RandomBytesOnTheSocketAreRefused) {
     talk(node, 1 - node.rank, 0);
     EXPECT_TRUE(node.losses.empty());
     node.meet();
+    const auto text = said.text();
+    EXPECT_EQ(times("sent something else than a handshake", text), node.rank == 1 ? 1U : 0U)
+        << text;
+    EXPECT_EQ(times("\n", text), node.rank == 1 ? 1U : 0U) << text;
+  });
+}
+
+// Whatever a stranger says it is, it fills nobody's log.
+TEST(Strangers, AComplaintIsLoggedOnceWhoeverTheyAre) {
+  run_ranks(2, [](Node& node) {
+    const Said said;
+    std::vector<Fd> open;  // who leaves at once is not asked for its proof
+    if (node.rank == 0) {
+      std::mt19937 random(std::random_device{}());
+      for (int i = 0; i < 40; ++i) {
+        auto socket = connect_to(node.board.address[1]);
+        ASSERT_TRUE(socket.is_ok()) << socket.status().to_string();
+        Hello hello{0, 1, 2, "a guess " + std::to_string(random()), {}};
+        if (i % 2 == 0) hello.size = static_cast<int32_t>(3 + random() % 1000);
+        (void)send_packet(socket->get(), encode(hello), {});
+        Proof proof;  // who has no secret can but guess
+        proof.ring_bytes = kRingLeast;
+        for (auto& b : proof.mac) b = static_cast<std::byte>(random());
+        (void)send_packet(socket->get(), encode(proof), {});
+        open.push_back(std::move(socket).value());
+      }
+    }
+    talk(node, 1 - node.rank, 0);
+    EXPECT_TRUE(node.losses.empty());
+    node.meet();
+    const auto text = said.text();
+    const std::size_t once = node.rank == 1 ? 1 : 0;
+    EXPECT_EQ(times("asked for rank 1, this is rank 1 of 2", text), once) << text;
+    EXPECT_EQ(times("rank 0 does not know this job's secret", text), once) << text;
+    EXPECT_EQ(times("\n", text), 2 * once) << text;
   });
 }
 
@@ -115,9 +155,7 @@ TEST(Strangers, RandomBytesOnTheSocketAreRefused) {
 TEST(Connecting, EverybodyWithEverybodyAtOnce) {
   for (int round = 0; round < 3; ++round) {
     run_ranks(6, [](Node& node) {
-      std::FILE* said = std::tmpfile();
-      ASSERT_NE(said, nullptr);
-      ::dup2(::fileno(said), STDERR_FILENO);
+      const Said said;
       std::vector<std::vector<std::byte>> in(6, std::vector<std::byte>(8));
       auto word = pattern(8, static_cast<unsigned>(node.rank));
       node.meet();
@@ -136,11 +174,7 @@ TEST(Connecting, EverybodyWithEverybodyAtOnce) {
       }
       EXPECT_TRUE(node.losses.empty());
       node.meet();
-      std::array<char, 4096> text{};
-      std::rewind(said);
-      (void)std::fread(text.data(), 1, text.size() - 1, said);
-      EXPECT_STREQ(text.data(), "");
-      std::fclose(said);
+      EXPECT_EQ(said.text(), "");
     });
   }
 }

@@ -172,7 +172,10 @@ void Connector::step_incoming(Incoming& in, Time now, std::vector<Outcome>& outc
 void Connector::refuse(Incoming& in, RefusalReason reason, const std::string& text) {
   (void)send_packet(in.socket.get(), encode(Refusal{reason, text}), {});
   in.done = true;
-  if (reason != RefusalReason::kDuplicate && log::first("shm-refused-" + text)) {
+  // Once for each kind of complaint, before the secret was asked for and after: what a stranger says it is may be
+  // another each time.
+  if (reason != RefusalReason::kDuplicate &&
+      log::first(fmt::format("shm-refused {} {}", static_cast<int>(reason), in.hello ? 1 : 0))) {
     log::warning("refused a connection of a local process (pid {}): {}", peer_pid(in.socket.get()),
                  text);
   }

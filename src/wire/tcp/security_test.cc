@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/testing/no_descriptors.h"
+#include "base/testing/said.h"
 #include "wire/tcp/socket.h"
 #include "wire/tcp/testing.h"
 
@@ -13,6 +14,8 @@ namespace paceline::wire {
 namespace {
 
 using paceline::testing::NoDescriptors;
+using paceline::testing::Said;
+using paceline::testing::times;
 using testing::Job;
 
 /// A plain socket to a channel.
@@ -106,6 +109,7 @@ TEST(TcpSecurity, AnotherProcessInAPeersPlaceIsNotThatPeer) {
 }
 
 TEST(TcpSecurity, RandomTruncatedAndOverlongBytesAreShutOut) {
+  const Said said;
   std::mt19937_64 random(31);
   Job job(2, [](TcpOptions& o) { o.handshake_timeout = 300 * kMillisecond; });
   std::vector<std::unique_ptr<Stranger>> strangers;
@@ -131,7 +135,11 @@ TEST(TcpSecurity, RandomTruncatedAndOverlongBytesAreShutOut) {
   auto padded = hello;
   padded.insert(padded.end(), 100000, std::byte{0});
   meet(padded);
-  meet({});  // says nothing at all
+  meet({});                                    // says nothing at all
+  for (std::size_t cut : {5UL, 30UL, 31UL}) {  // ends in the middle
+    meet({hello.begin(), hello.begin() + static_cast<std::ptrdiff_t>(cut)});
+    ::shutdown(strangers.back()->fd.get(), SHUT_WR);
+  }
   auto wrong_proof = hello;
   auto proof = testing::bytes_of("PCLN");
   proof.insert(proof.end(), {std::byte{3}, std::byte{0}, std::byte{32}, std::byte{0}});
@@ -150,6 +158,13 @@ TEST(TcpSecurity, RandomTruncatedAndOverlongBytesAreShutOut) {
   ASSERT_TRUE(job_works(job, 2));
   EXPECT_TRUE(job.events(0).losses.empty());
   EXPECT_TRUE(job.events(0).notes.empty());
+  // Each kind of complaint is logged once, whoever calls and whatever it says it is.
+  const auto text = said.text();
+  for (const char* sentence :
+       {"does not speak paceline's protocol", "a connection ended during its handshake",
+        "a connection did not prove itself within 0.3 s"})
+    EXPECT_EQ(times(sentence, text), 1U) << sentence << " in:\n" << text;
+  EXPECT_LE(times("\n", text), 7U) << text;
 }
 
 TEST(TcpSecurity, FloodOfHalfOpenConnectionsShutsNobodyOut) {
