@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include <thread>
 
 #include "base/testing/no_descriptors.h"
+#include "wire/tcp/relay.h"
 #include "wire/tcp/socket.h"
 #include "wire/tcp/testing.h"
 
@@ -22,6 +22,7 @@ namespace {
 using paceline::testing::NoDescriptors;
 using testing::Job;
 using testing::random_data;
+using testing::Relay;
 
 TEST(TcpFaults, DataFlowBrokenMidTransferLosesNothing) {
   std::mt19937_64 random(21);
@@ -271,72 +272,22 @@ TEST(TcpFaults, AbortLeavesBuffersAlone) {
   }
 }
 
-/// Stands between a rank and those that call it, and turns one bit of what they send over data connections.
-class Changer {
+/// Turns one bit of what goes over data connections.
+class Changer : public Relay {
  public:
-  Changer(const std::string& address, uint64_t at) : target_(address.substr(4)), at_(at) {
-    auto listener = listen_on(*parse_endpoint("127.0.0.1:0"));
-    EXPECT_TRUE(listener.is_ok());
-    listener_ = std::move(listener).value();
-    thread_ = std::thread([this] { serve(); });
-  }
-  ~Changer() {
-    end_ = true;
-    thread_.join();
-  }
+  Changer(const std::string& address, uint64_t at) : Relay(address), at_(at) { start(); }
+  ~Changer() override { stop(); }
   Changer(const Changer&) = delete;
   Changer& operator=(const Changer&) = delete;
-  [[nodiscard]] std::string address() const {
-    return "tcp=" + local_endpoint(listener_.get())->text();
-  }
   std::atomic<bool> changed = false;
 
  private:
-  struct Way {
-    Descriptor from, to;
-    bool is_forward;
-    uint64_t passed = 0;
-  };
-  void serve() {
-    std::vector<std::byte> buffer(1 << 16);
-    while (!end_) {
-      std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};
-      for (auto& w : ways_) fds.push_back({w.from.get(), POLLIN, 0});
-      ::poll(fds.data(), fds.size(), 20);
-      for (std::size_t i = 1; i < fds.size(); ++i) {
-        if (fds[i].revents == 0) continue;
-        auto& w = ways_[i - 1];
-        const ssize_t n = ::recv(w.from.get(), buffer.data(), buffer.size(), 0);
-        if (n <= 0) {
-          ::shutdown(w.to.get(), SHUT_RDWR);
-          w.from = Descriptor(::eventfd(0, EFD_CLOEXEC));  // never readable
-          continue;
-        }
-        const auto bytes = static_cast<uint64_t>(n);
-        if (w.is_forward && !changed && w.passed <= at_ && at_ < w.passed + bytes) {
-          buffer[at_ - w.passed] ^= std::byte{0x10};
-          changed = true;
-        }
-        w.passed += bytes;
-        ::send(w.to.get(), buffer.data(), bytes, MSG_NOSIGNAL);
-      }
-      if (fds[0].revents == 0) continue;
-      Descriptor in(::accept(listener_.get(), nullptr, nullptr));
-      auto to = parse_endpoint(target_);
-      Descriptor out(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-      EXPECT_EQ(::connect(out.get(), to->get(), to->length), 0);
-      Descriptor in2(::dup(in.get()));
-      Descriptor out2(::dup(out.get()));
-      ways_.push_back({std::move(in), std::move(out), true});
-      ways_.push_back({std::move(out2), std::move(in2), false});
-    }
+  void look_at(const Way& way, std::span<std::byte> bytes) override {
+    if (!way.is_forward || changed || way.passed > at_ || at_ >= way.passed + bytes.size()) return;
+    bytes[at_ - way.passed] ^= std::byte{0x10};
+    changed = true;
   }
-  std::string target_;
   uint64_t at_;
-  Descriptor listener_;
-  std::vector<Way> ways_;
-  std::atomic<bool> end_ = false;
-  std::thread thread_;
 };
 
 // PACELINE_CHECKSUM=on: what TCP's sixteen bits let through is sent again.

@@ -1,0 +1,75 @@
+// Several flows to one peer, of which the network favours one.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "wire/tcp/relay.h"
+#include "wire/tcp/testing.h"
+
+namespace paceline::wire {
+namespace {
+
+using testing::Job;
+using testing::random_data;
+using testing::Relay;
+
+/// One of the data connections gets a byte through for every sixteen of the others, until the gate is opened.
+class Throttle : public Relay {
+ public:
+  explicit Throttle(const std::string& address) : Relay(address) { start(); }
+  ~Throttle() override { stop(); }
+  Throttle(const Throttle&) = delete;
+  Throttle& operator=(const Throttle&) = delete;
+  void open() { is_open_ = true; }
+  /// Of all connections, once the relay has stopped.
+  [[nodiscard]] uint64_t carried() const {
+    uint64_t sum = 0;
+    for (const auto& way : ways()) sum += way.is_forward ? way.passed : 0;
+    return sum;
+  }
+  [[nodiscard]] uint64_t slow_carried() const { return ways()[slow_].passed; }
+
+ private:
+  static constexpr uint64_t kFree = 64 * 1024;  // no control connection comes so far
+  static constexpr uint64_t kShare = 16;
+
+  bool may_pass(const Way& way) override {
+    if (slow_ == kNone && way.is_forward && way.passed > kFree)
+      slow_ = static_cast<std::size_t>(&way - ways().data());
+    if (slow_ == kNone || &way != &ways()[slow_] || is_open_) return true;
+    return way.passed <= kFree + (carried() - way.passed) / kShare;
+  }
+  static constexpr std::size_t kNone = SIZE_MAX;
+  std::size_t slow_ = kNone;
+  std::atomic<bool> is_open_ = false;
+};
+
+TEST(TcpFlows, PiecesLeaveByTheFlowThatTakesThem) {
+  std::mt19937_64 random(std::random_device{}());
+  const auto data = random_data(random, 48 << 20);
+  Job job(2, [](TcpOptions& o) { o.flows = 2; });
+  Throttle throttle(job.at(1)->address());
+  ASSERT_TRUE(job.at(0)->set_peer(1, throttle.address(), "host-1").is_ok());
+  std::vector<std::byte> into(data.size());
+  job.at(1)->receive(0, 1, 0, {into.data(), nullptr, into.size()}, 2);
+  job.at(0)->send(1, 1, 0, data, 1);
+  // Once each piece has its flow nothing is to be chosen any more.
+  EXPECT_TRUE(job.run_until([&] { return job.at(0)->counters().payload_sent == data.size(); }))
+      << "the slow flow holds up the other: " << job.at(0)->counters().payload_sent
+      << " bytes left";
+  throttle.open();
+  ASSERT_TRUE(job.complete(1, 2));
+  ASSERT_TRUE(job.complete(0, 1));
+  EXPECT_EQ(into, data);
+  throttle.stop();
+  EXPECT_GE(throttle.carried(), data.size());
+  EXPECT_LT(throttle.slow_carried(), data.size() / 4);
+}
+
+}  // namespace
+}  // namespace paceline::wire
