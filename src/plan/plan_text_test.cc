@@ -251,6 +251,21 @@ TEST(Predict, HeadersOfEveryPacketAndOurFrames) {
   EXPECT_EQ(jumbo->payload_bytes, p->payload_bytes);
 }
 
+// Two nodes, 8 MiB in messages of 512 KiB, worked out by hand.
+TEST(Predict, EveryByteOfTheLinkIsAccountedFor) {
+  PlanRequest q = all_reduce(2, 1, 8 << 20);
+  q.algorithm = Algorithm::kRing;
+  q.piece_bytes = 512 << 10;
+  // A node sends half of it to be summed and half of it as sums: 16 messages, each of two pieces with a header of 64.
+  const uint64_t wire = 8'388'608 + 32 * 64;
+  // And "ready" and "done" for each of the 16 that come.
+  const uint64_t stream = wire + 32 * 64;
+  const uint64_t packets = 5797;          // of 1,448 bytes
+  const uint64_t acknowledgements = 129;  // of 64 KiB each of what comes
+  EXPECT_EQ(predict(q, 1e9)->link_bytes, stream + (packets + acknowledgements) * 66);
+  EXPECT_EQ(predict(q, 1e9)->link_bytes, 8'783'820U);
+}
+
 TEST(Predict, AgreesWithThePlans) {
   for (Rank n : {3, 8}) {
     for (auto codec : {Codec::kNone, Codec::kFp16, Codec::kTopK}) {
