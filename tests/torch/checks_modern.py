@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from checks import check, run
-from models import assert_same_on_all_ranks, batch, gradients, mlp
+from models import Own, assert_same_on_all_ranks, batch, gradients, graphs_compiled, mlp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -111,9 +111,11 @@ def device_meshes_and_dtensors():
 
 @check
 def compiled_ddp():
-    model = DistributedDataParallel(mlp(2))
+    model = DistributedDataParallel(Own(mlp(2)))
     alone = trained_alone(copy.deepcopy(model.module), 3)
+    graphs = graphs_compiled()
     trained(torch.compile(model, backend="aot_eager"), 3)
+    assert graphs_compiled() > graphs
     for mine, theirs in zip(model.parameters(), alone.parameters()):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
     assert_same_on_all_ranks(list(model.parameters()))
@@ -124,10 +126,12 @@ def compiled_ddp_by_import():
     import paceline.torch  # noqa: F401
     from paceline._torch.ddp import attachment_of
 
-    model = DistributedDataParallel(mlp(3))
+    model = DistributedDataParallel(Own(mlp(3)))
     alone = trained_alone(copy.deepcopy(model.module), 3)
-    before = attachment_of(model).endpoint.communicator.stats()["operations"]
+    torch.compiler.reset()  # not compiled_ddp's graph again
+    before, graphs = attachment_of(model).endpoint.communicator.stats()["operations"], graphs_compiled()
     trained(torch.compile(model, backend="aot_eager"), 3)
+    assert graphs_compiled() > graphs
     assert attachment_of(model).endpoint.communicator.stats()["operations"] > before
     for mine, theirs in zip(model.parameters(), alone.parameters()):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)

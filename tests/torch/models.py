@@ -47,6 +47,22 @@ def mlp(seed, dtype=torch.float64, widths=(6, 17, 9, 3)):
     return torch.nn.Sequential(*layers[:-1]).to(dtype)
 
 
+class Own(torch.nn.Module):
+    """A forward of the script's own: torch.compile passes by what of torch's own DDP calls, such as Sequential's."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) * 2
+
+
+def graphs_compiled():
+    """How many of a model's graphs torch.compile has made in this process."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
 def pair(model, **arguments):
     """(travelling through Paceline, torch's own): the same model twice under DDP."""
     from paceline._torch.ddp import attachment_of

@@ -1,7 +1,10 @@
-"""DistributedDataParallel through Paceline, its modes against torch's in float64 (checks_ddp.py, checks_join.py)."""
+"""DistributedDataParallel through Paceline, its modes against torch's in float64 (checks_ddp.py, checks_join.py).
+
+With torch 2 also under torch.amp (checks_mixed_precision.py) and torch.compile (checks_compiled.py).
+"""
 
 import pytest
-from support import Suite, names_of
+from support import MODERN, Suite, names_of
 
 SCRIPTS = ("checks_ddp.py", "checks_join.py")
 CHECKS = [pytest.param(script, name, id=name) for script in SCRIPTS for name in names_of(script)]
@@ -28,3 +31,15 @@ def test_says_what_it_does_once_on_rank_0():
 def test_says_that_the_scripts_hook_won():
     done = exact["checks_ddp.py", 2].result()
     assert "their_hook" in done.logs[0] and "not by Paceline" in done.logs[0]
+
+
+if MODERN:  # what older torch answers instead: test_older.py
+    # A model this small is compiled sooner here than by processes that have to start for it.
+    modern = {
+        "checks_mixed_precision.py": Suite("checks_mixed_precision.py", 2),
+        "checks_compiled.py": Suite("checks_compiled.py", 2, TORCHINDUCTOR_COMPILE_THREADS="1"),
+    }
+
+    @pytest.mark.parametrize(("script", "name"), [(script, name) for script in modern for name in names_of(script)])
+    def test_torch_2(script, name):
+        modern[script].expect(name)
