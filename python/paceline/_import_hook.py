@@ -18,7 +18,7 @@ def when_imported(name, callback):
 
 
 def when_import_fails(name, translate):
-    """Raises translate(error) in place of the error with which a module's import ends."""
+    """Raises translate(error) in place of the error with which a module's import ends, one that is not there too."""
     _install()
     _translations[name] = translate
 
@@ -39,6 +39,8 @@ class _Finder(importlib.abc.MetaPathFinder):
             if spec is not None and spec.loader is not None:
                 spec.loader = _Loader(spec.loader, fullname)
                 return spec
+        if fullname in _translations:
+            raise _translations[fullname](ModuleNotFoundError(f"No module named {fullname!r}", name=fullname))
         return None
 
 

@@ -81,6 +81,13 @@ def one_never_comes_within_a_time_out_by_its_older_name():
     one_never_comes()
 
 
+def one_never_comes_to_a_monitored_barrier():
+    if RANK == 1:
+        time.sleep(20)
+        return
+    dist.monitored_barrier(timeout=datetime.timedelta(seconds=3))
+
+
 def one_raises():
     if RANK == 1:
         note(at=time.monotonic())

@@ -1,5 +1,6 @@
 """What older torch can't do, by name; newer torch does it (or has it) in the same places."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -40,6 +41,47 @@ def test_fsdp_is_there_or_a_named_error_twice_over(line, module):
         assert sentence.startswith("torch 1.") and "torch.distributed.fsdp" in sentence, output
         assert "ZeroRedundancyOptimizer, or torch 2 or later" in sentence, output
     assert len(output.splitlines()) == 2
+
+
+@pytest.mark.parametrize("line", ["import paceline.torch", "from paceline._torch import backend; backend.register()"])
+@pytest.mark.parametrize(("module", "name"), [("torch", "compile"), ("torch.amp", "GradScaler")])
+def test_names_of_newer_torch_are_there_or_a_named_error(line, module, name):
+    """Whichever way a script asks; who asks whether there is one, or has another way without it, goes on as before."""
+    output = python(f"""
+        import {module}
+        absent = not hasattr({module}, "{name}")
+        {line}
+        import paceline
+        assert absent != hasattr({module}, "{name}") and (getattr({module}, "{name}", None) is None) == absent
+        try:
+            {module}.{name}
+            print("there")
+        except paceline.UnsupportedError as error:
+            assert isinstance(error, AttributeError)
+            print(error)
+        try:
+            from {module} import {name}
+            print("there")
+        except paceline.UnsupportedError as error:
+            assert isinstance(error, ImportError)
+            print(error)
+        for other in ("no_such_name", "{name}s"):
+            try:
+                getattr({module}, other)
+            except AttributeError as error:
+                assert not isinstance(error, paceline.PacelineError) and other in str(error), error
+            try:
+                exec(f"from {module} import {{other}}")
+            except ImportError as error:
+                assert not isinstance(error, paceline.PacelineError) and other in str(error), error
+        """)
+    if MODERN:
+        assert output == "there\nthere\n"
+        return
+    sentences = output.splitlines()
+    assert len(sentences) == 2 and len(set(sentences)) == 1, output
+    sentence = rf"torch 1\.\S+ has no {module}\.{name}; .*, or (use )?torch 2\S* or later"
+    assert re.fullmatch(sentence, sentences[0]), output
 
 
 def test_several_devices_in_one_backend_are_torchs_own_matter():
@@ -112,11 +154,11 @@ def test_only_the_named_modules_errors_are_translated(tmp_path):
     output = python(
         """
         from paceline import _import_hook as hook
-        for name in ("first_broken", "whole"):
+        for name in ("first_broken", "whole", "not_there_either"):
             hook.when_import_fails(name, lambda error: ImportError(f"translated {error}"))
         hook.when_imported("second_broken", lambda module: print("never"))
         hook.when_imported("whole", lambda module: print("whole", module.value))
-        for name in ("first_broken", "second_broken", "whole", "not_there_at_all"):
+        for name in ("first_broken", "second_broken", "whole", "not_there_at_all", "not_there_either"):
             try:
                 __import__(name)
             except Exception as error:
@@ -129,4 +171,5 @@ def test_only_the_named_modules_errors_are_translated(tmp_path):
         "ValueError second",
         "whole 3",
         "ModuleNotFoundError No module named 'not_there_at_all'",
+        "ImportError translated No module named 'not_there_either'",
     ]

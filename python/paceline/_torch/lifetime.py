@@ -9,8 +9,10 @@ from paceline._torch import cuda, cuda_group, endpoints, overlap
 
 
 def patch():
-    """Wraps destroy_process_group(), under both of its names, batch_isend_irecv(), time-outs and torch's debugging."""
+    """Wraps destroy_process_group(), under both of its names, batch_isend_irecv(), monitored_barrier(), time-outs and
+    torch's debugging."""
     patch_batches()
+    patch_monitored_barrier()
     patch_timeouts()
     patch_debugging()
     original = dist.distributed_c10d.destroy_process_group
@@ -64,6 +66,24 @@ def patch_batches():
 
     batch_isend_irecv._paceline_patched = True
     _replace("batch_isend_irecv", batch_isend_irecv)
+
+
+def patch_monitored_barrier():
+    """Wraps monitored_barrier(), which torch before 2.15 keeps for Gloo: any barrier of ours names who is late."""
+    original = dist.distributed_c10d.monitored_barrier
+    if getattr(original, "_paceline_patched", False):
+        return
+
+    @functools.wraps(original)
+    def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
+        chosen = dist.distributed_c10d._get_default_group() if group is None else group
+        if not hasattr(chosen, "paceline_endpoint"):
+            return original(group, timeout, wait_all_ranks)
+        chosen.monitored_barrier(timeout, wait_all_ranks)
+        return None
+
+    monitored_barrier._paceline_patched = True
+    _replace("monitored_barrier", monitored_barrier)
 
 
 def patch_timeouts():

@@ -1,4 +1,4 @@
-"""What torch before 2.0 can't do, by name."""
+"""What an older torch can't do, by name."""
 
 import platform
 
@@ -8,16 +8,44 @@ from paceline._import_hook import when_import_fails
 from paceline.errors import UnsupportedError
 
 MODERN = hasattr(torch, "compile")
+#: What scripts ask of newer torch, and what to do without it.
+_ADDED_LATER = {
+    (torch, "compile"): "use the model as it is, or torch 2 or later",
+    (torch.amp, "GradScaler"): "on the CPU train in bfloat16, which needs no loss scale, on CUDA take "
+    "torch.cuda.amp.GradScaler, or use torch 2.3 or later",
+}
 
 
 class UnsupportedModuleError(UnsupportedError, ImportError):
     """A module of torch that this version of torch can't import; also caught by scripts that try an import."""
 
 
+class UnsupportedNameError(UnsupportedError, AttributeError):
+    """A name that this version of torch does not have; hasattr() and getattr() with a default go on as before."""
+
+
 def name_what_is_missing():
     """Debian's torch 1.13 on Python 3.11 can't import its own FSDP, and says something about dataclasses."""
     if not MODERN:
         when_import_fails("torch.distributed.fsdp", _no_fsdp)
+    for (module, name), remedy in _ADDED_LATER.items():
+        if not hasattr(module, name):
+            _explain_absence(module, name, f"torch {torch.__version__} has no {module.__name__}.{name}; {remedy}")
+
+
+def _explain_absence(module, name, sentence):
+    """By the module's __getattr__ (PEP 562); `from module import name` looks for a submodule as well."""
+    before = getattr(module, "__getattr__", None)
+
+    def __getattr__(asked):
+        if asked == name:
+            raise UnsupportedNameError(sentence)
+        if before is not None:
+            return before(asked)
+        raise AttributeError(f"module {module.__name__!r} has no attribute {asked!r}", name=asked, obj=module)
+
+    module.__getattr__ = __getattr__
+    when_import_fails(f"{module.__name__}.{name}", lambda _: UnsupportedModuleError(sentence))
 
 
 def _no_fsdp(error):
