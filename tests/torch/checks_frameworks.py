@@ -1,4 +1,8 @@
-"""Hugging Face's Trainer, Accelerate and Lightning with one import more; tiny models built here, on the CPU."""
+"""Hugging Face's Trainer, Accelerate and Lightning with one import more, against themselves without it.
+
+Tiny models built here, on the CPU. What is compared must tell a sum from an average: plain SGD, and no clipping unless
+the norms themselves are compared.
+"""
 
 import os
 import tempfile
@@ -6,46 +10,60 @@ import tempfile
 import torch
 import torch.distributed as dist
 from checks import check, run
-from models import assert_same_on_all_ranks
+from models import assert_same_on_all_ranks, paceline_off
+from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch  # noqa: F401
-from paceline._torch import ddp
+from paceline._torch import ddp, endpoints
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def communicators_operations(model):
-    return ddp.attachment_of(model).endpoint.communicator.stats()["operations"]
+def operations():
+    """What has travelled through Paceline; frameworks make the process group themselves."""
+    return endpoints.of(dist.group.WORLD).communicator.stats()["operations"] if dist.is_initialized() else 0
 
 
-def only_model():
-    """The one DDP model that a framework wrapped."""
-    (model,) = list(ddp._attached)
-    return model
+def compare(loop, steps):
+    """loop() trains from seeds of its own and returns the model as DDP wrapped it, and what else must be equal."""
+    before = operations()
+    ours, *more = loop()
+    assert isinstance(ours, DistributedDataParallel) and ddp.attachment_or_none(ours) is not None
+    assert operations() - before >= steps
+    assert_same_on_all_ranks(list(ours.parameters()))
+    before = operations()
+    with paceline_off():
+        plain, *more_of_plain = loop()
+    assert isinstance(plain, DistributedDataParallel) and plain is not ours
+    assert operations() == before and ddp.attachment_or_none(plain) is None
+    torch.testing.assert_close(list(ours.parameters()), list(plain.parameters()), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(more, more_of_plain, rtol=1e-5, atol=0.0)
 
 
 @check
 def accelerate():
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(1)
-    data = torch.utils.data.TensorDataset(torch.randn(64, 6, generator=generator), torch.randint(2, (64,)))
-    loader = torch.utils.data.DataLoader(data, batch_size=8)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    before = communicators_operations(model)
-    for inputs, labels in loader:
-        with accelerator.accumulate(model):
-            optimizer.zero_grad()
-            accelerator.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-    assert communicators_operations(model) - before >= len(loader)
-    assert_same_on_all_ranks(list(model.parameters()))
-    ddp._attached.clear()
+    def loop():
+        accelerator = Accelerator(cpu=True)
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(1)
+        inputs, labels = torch.randn(64, 6, generator=generator), torch.randint(2, (64,), generator=generator)
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, labels), batch_size=8)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        norms = []
+        for inputs, labels in loader:
+            with accelerator.accumulate(model):
+                optimizer.zero_grad()
+                accelerator.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
+                norms.append(accelerator.clip_grad_norm_(model.parameters(), 0.1))
+                optimizer.step()
+        assert len(norms) == 64 // 8 // SIZE and min(norms) > 0.1, norms
+        return model, norms
+
+    compare(loop, 64 // 8 // SIZE)
 
 
 @check
@@ -60,29 +78,34 @@ def hugging_face_trainer():
         intermediate_size=32,
         max_position_embeddings=16,
     )
-    torch.manual_seed(0)
-    model = BertForSequenceClassification(config)
-    generator = torch.Generator().manual_seed(2)
-    rows = [
-        {"input_ids": torch.randint(50, (8,), generator=generator), "labels": torch.tensor(i % 2)} for i in range(32)
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            max_steps=3,
-            per_device_train_batch_size=4,
-            use_cpu=True,
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
-            logging_strategy="no",
-        )
-        trainer = Trainer(model=model, args=arguments, train_dataset=rows)
-        trainer.train()
-    wrapped = only_model()
-    assert communicators_operations(wrapped) >= 3
-    assert_same_on_all_ranks(list(wrapped.parameters()))
-    ddp._attached.clear()
+
+    def loop():
+        torch.manual_seed(0)
+        model = BertForSequenceClassification(config)
+        generator = torch.Generator().manual_seed(2)
+        rows = [
+            {"input_ids": torch.randint(50, (8,), generator=generator), "labels": torch.tensor(i % 2)}
+            for i in range(32)
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = TrainingArguments(
+                output_dir=folder,
+                max_steps=3,
+                per_device_train_batch_size=4,
+                optim="sgd",
+                learning_rate=0.1,
+                max_grad_norm=0.0,
+                use_cpu=True,
+                report_to=[],
+                save_strategy="no",
+                disable_tqdm=True,
+                logging_strategy="no",
+            )
+            trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+            trainer.train()
+        return [trainer.model_wrapped]
+
+    compare(loop, 3)
 
 
 @check
@@ -103,31 +126,34 @@ def lightning():
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     os.environ["TORCHELASTIC_RUN_ID"], os.environ["GROUP_RANK"] = "test", "0"  # as torchrun sets them
-    generator = torch.Generator().manual_seed(3)
-    data = torch.utils.data.TensorDataset(torch.randn(32, 6, generator=generator), torch.randint(2, (32,)))
-    wrapped = []
 
-    class Look(lightning.Callback):
-        def on_train_end(self, trainer, module):
-            model = trainer.strategy.model
-            wrapped.append(communicators_operations(model))
-            assert_same_on_all_ranks(list(model.parameters()))
+    def loop():
+        generator = torch.Generator().manual_seed(3)
+        inputs, labels = torch.randn(32, 6, generator=generator), torch.randint(2, (32,), generator=generator)
+        wrapped = []
 
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            devices=SIZE,
-            strategy="ddp",
-            max_steps=3,
-            callbacks=[Look()],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=folder,
-        )
-        trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=4))
-    assert wrapped and wrapped[0] >= 3, wrapped
+        class Look(lightning.Callback):
+            def on_train_end(self, trainer, module):
+                wrapped.append(trainer.strategy.model)
+
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = lightning.Trainer(
+                accelerator="cpu",
+                devices=SIZE,
+                strategy="ddp",
+                max_steps=3,
+                callbacks=[Look()],
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                default_root_dir=folder,
+            )
+            data = torch.utils.data.TensorDataset(inputs, labels)
+            trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=4))
+        return wrapped
+
+    compare(loop, 3)
 
 
 @check
