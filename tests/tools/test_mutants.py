@@ -1,11 +1,17 @@
-"""The list of faults keeps up with the code: each one's text stands once in its file, and its tests exist."""
+"""The list of faults keeps up with the code: each one's text stands once in its file, and its tests exist. What the
+program says of a fault: caught, survived, or no fault that could be put in."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "dev"))
+
+import mutants  # noqa: E402
+
 MUTANTS = tomllib.loads((ROOT / "tools/dev/mutants.toml").read_text())["mutant"]
 
 
@@ -18,3 +24,25 @@ def test_a_fault_can_be_put_in(mutant):
     assert (ROOT / mutant["file"]).read_text().count(mutant["find"]) == 1
     for test in mutant["tests"]:
         assert not test.startswith("tests/") or (ROOT / test.partition("::")[0]).exists(), test
+
+
+@pytest.mark.parametrize(
+    ("replace", "verdict"),
+    [
+        ("return a * b", "caught"),
+        ("return b + a", "SURVIVED"),
+        ("return a +", "does not compile:\nsums.py:2: invalid syntax"),
+        ("return a\n return b", "does not compile:\nsums.py:3: unindent does not match"),
+    ],
+)
+def test_verdicts_on_python(tmp_path, monkeypatch, replace, verdict):
+    monkeypatch.setattr(mutants, "TREE", tmp_path)
+    monkeypatch.setattr(mutants, "targets_of", lambda mutant: set())
+    (tmp_path / "sums.py").write_text("def sum_of(a, b):\n    return a + b\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_sums.py").write_text(
+        "import sys; sys.path.insert(0, '.')\nimport sums\ndef test_sum(): assert sums.sum_of(3, 4) == 7\n"
+    )
+    said = mutants.try_one(mutants.Mutant("sums", "sums.py", "return a + b", replace, ["tests/test_sums.py"]))
+    assert said.startswith(verdict)
+    assert "return a + b" in (tmp_path / "sums.py").read_text()  # as it was

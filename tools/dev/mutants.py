@@ -126,7 +126,13 @@ def try_one(mutant: Mutant) -> str:
     original = path.read_text()
     if original.count(mutant.find) != 1:
         return f"its text stands {original.count(mutant.find)} times in {mutant.file} (must be once)"
-    path.write_text(original.replace(mutant.find, mutant.replace))
+    mutated = original.replace(mutant.find, mutant.replace)
+    if path.suffix == ".py":  # nothing builds it, and to pytest a file that can't be read is a failure like others
+        try:
+            compile(mutated, mutant.file, "exec")
+        except SyntaxError as error:
+            return f"does not compile:\n{mutant.file}:{error.lineno}: {error.msg}"
+    path.write_text(mutated)
     try:
         problem = build(targets_of(mutant)) if targets_of(mutant) else ""
         if problem:
