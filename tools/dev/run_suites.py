@@ -2,7 +2,7 @@
 """Runs every test suite of the tree and sums up: the work behind `./dev test`.
 
 Each suite is a command that leaves JUnit XML, or a check that counts as one test. Builds come first, at full speed;
-then suites run two at a time. The last line is 'N passed, N failed' (', N skipped' where tests could not run here).
+then suites run two at a time. The last line is 'N passed, N failed'; the one before says how many could not run here.
 
     run_suites.py [--only REGEX] [--instrumented] [--list] [--jobs N]
 """
@@ -340,8 +340,9 @@ def main() -> int:
     if unhappy:
         say(f"==> failed: {', '.join(unhappy)}")
     say(f"==> {time.monotonic() - started:.0f} s; logs in build/test-results/")
-    skipped = f", {total.skipped} skipped" if total.skipped else ""
-    print(f"{total.passed} passed, {total.failed} failed{skipped}", flush=True)
+    if total.skipped:
+        say(f"==> {total.skipped} skipped: tests that could not run here")
+    say(f"{total.passed} passed, {total.failed} failed")
     return 1 if total.failed or not total.passed else 0
 
 
