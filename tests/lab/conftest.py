@@ -1,9 +1,7 @@
-import os
 import signal
-import subprocess
 
 import pytest
-from lab_tools import PROGRAM
+from lab_tools import PROGRAM, makes_namespaces
 
 # What started the tests may ignore signals (a shell does, of what it puts in the background); labs inherit that.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -13,7 +11,7 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 def pytest_collection_modifyitems(items):
     """Namespaces need root (or user namespaces); without either only the tests marked `anywhere` can run."""
-    if os.geteuid() == 0 and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0:
+    if makes_namespaces():
         return
     reason = "this machine lets nobody here make network namespaces (root is needed)"
     for item in items:

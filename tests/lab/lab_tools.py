@@ -15,6 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "build" / "bin" / "paceline"
 
 
+def makes_namespaces() -> bool:
+    """Whether root is here, and may: what a lab needs that has nobody's user namespace."""
+    return os.geteuid() == 0 and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
+
+
 def lab_command(*flags: str, command: list[str]) -> list[str]:
     return [str(PROGRAM), "lab", *flags, "--", *command]
 

@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+import output
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 VARIANTS = (
@@ -38,7 +40,7 @@ def program() -> Path:
 
 
 def settings() -> dict:
-    """Top-k's values travel as fp16, unless the user wants it otherwise: what the rounding leaves over is kept as well."""
+    """Top-k's values travel as fp16, unless the user wants it otherwise: what the rounding leaves over is kept too."""
     return {"PACELINE_TOPK_FP16": "1", **os.environ}
 
 
@@ -133,21 +135,18 @@ def main() -> None:
     if "no-communication" not in args.variants:
         parser.error("--variants: no-communication is what the others are compared with")
     started = time.monotonic()
-    args.out.mkdir(parents=True, exist_ok=True)
+    output.prepare(args.out)
     clusters = []
     for text in args.clusters:
         nodes, slots = (int(v) for v in text.split("x"))
         clusters.append(run_cluster(nodes, slots, args, args.out))
         add_floors(clusters[-1])
-    try:
-        (args.out / "details.json").write_text(json.dumps(clusters))
-        (args.out / "result.json").write_text(json.dumps({"runs": result_rows(clusters)}, indent=2) + "\n")
-        print_table(clusters)
-        import report
+    output.write(args.out / "details.json", json.dumps(clusters))
+    output.write(args.out / "result.json", json.dumps({"runs": result_rows(clusters)}, indent=2) + "\n")
+    print_table(clusters)
+    import report
 
-        report.write(clusters, args.out)
-    except OSError as error:
-        sys.exit(f"demo: can't write the report to {args.out}: {error.strerror}; free some space or give --out")
+    report.write(clusters, args.out)
     print(f"\n{args.out / 'report.html'} ({time.monotonic() - started:.0f} s)")
 
 

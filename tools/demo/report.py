@@ -11,6 +11,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import output
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 LABELS = {
@@ -169,7 +170,7 @@ def write(clusters: list[dict], out: Path) -> None:
     sections = []
     for i, c in enumerate(clusters):
         picture = png(figure(c))
-        (out / ("demo.png" if i == 0 else f"demo-{c['nodes']}x{c['slots']}.png")).write_bytes(picture)
+        output.write(out / ("demo.png" if i == 0 else f"demo-{c['nodes']}x{c['slots']}.png"), picture)
         inline = base64.b64encode(picture).decode()
         steps = c["runs"][0]["steps"]
         sections.append(
@@ -195,4 +196,4 @@ hooks are lower than what they could reach. <b>MB a step</b>: bytes of Ethernet 
 at the queue that shapes it; <b>predicted</b>: for Paceline what its plan said beforehand, for the others a ring's
 arithmetic.</p></html>
 """
-    (out / "report.html").write_text(page)
+    output.write(out / "report.html", page)

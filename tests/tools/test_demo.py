@@ -1,0 +1,183 @@
+"""The demo: its files and figures, small and in a real lab; its floors; a full disk; its script by hand."""
+
+import base64
+import html
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "tools" / "demo"
+sys.path[:0] = [str(DEMO), str(ROOT / "tests" / "lab")]
+
+import demo  # noqa: E402
+import report  # noqa: E402
+from lab_tools import makes_namespaces, run_lab  # noqa: E402
+
+in_a_lab = pytest.mark.skipif(not makes_namespaces(), reason="nobody here may make network namespaces (root is needed)")
+NAMES = [
+    "no-communication", "gloo", "gloo-fp16", "gloo-powersgd", "paceline-exact", "paceline-fp16", "paceline-topk",
+]  # fmt: skip
+KEYS = {
+    "name", "nodes", "slots", "samples_per_s", "share_of_no_comm", "floor_share", "final_accuracy", "bytes_predicted",
+    "bytes_measured",
+}  # fmt: skip
+PNG = b"\x89PNG\r\n\x1a\n"
+TEST_SAMPLES = 2500
+
+
+def run_demo(*words, prefix=()):
+    command = [*prefix, sys.executable, str(DEMO / "demo.py"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@in_a_lab
+def test_the_demo_leaves_figures_pictures_and_a_page(tmp_path):
+    out = tmp_path / "not there yet" / "demo"
+    words = ("--out", out, "--clusters", "2x1", "--rounds", 1, "--steps", 1, "--rate", "500mbit", "--budget", 20)
+    done = run_demo(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((out / "result.json").read_text())
+    assert result.keys() == {"runs"} and [run["name"] for run in result["runs"]] == NAMES
+    for run in result["runs"]:
+        assert run.keys() == KEYS
+        assert (run["nodes"], run["slots"]) == (2, 1)
+        assert run["samples_per_s"] > 0 and run["floor_share"] > 0
+        assert (run["final_accuracy"] * TEST_SAMPLES).is_integer() and 0 < run["final_accuracy"] <= 1
+        assert re.search(rf"^{run['name']} .*{run['final_accuracy']:.2%}$", done.stdout, re.MULTILINE)
+    runs = {run["name"]: run for run in result["runs"]}
+    assert runs["no-communication"]["share_of_no_comm"] == runs["no-communication"]["floor_share"] == 1
+    check_bytes(runs)
+    picture = (out / "demo.png").read_bytes()
+    page = (out / "report.html").read_text()
+    assert picture.startswith(PNG) and base64.b64encode(picture).decode() in page
+    assert list(report.LABELS) == NAMES == list(demo.VARIANTS)
+    for label in report.LABELS.values():
+        assert f"<td>{html.escape(label)}</td>" in page
+
+
+def check_bytes(runs):
+    """What plans and rings said beforehand is what the links carried, barriers and retransmissions aside."""
+    assert runs["no-communication"]["bytes_predicted"] == 0
+    exact = 4 * 10_640_394  # two ranks: each gives its gradients' bytes away once
+    for name, share in (("gloo", 1), ("gloo-fp16", 1 / 2), ("paceline-exact", 1), ("paceline-fp16", 1 / 2)):
+        assert runs[name]["bytes_predicted"] == pytest.approx(share * exact, rel=0.06), name  # headers: 4.5 %
+    assert runs["paceline-topk"]["bytes_predicted"] < exact / 50
+    for name in NAMES[1:]:
+        off = runs[name]["bytes_measured"] - runs[name]["bytes_predicted"]
+        assert -0.06 * runs[name]["bytes_predicted"] < off < 0.06 * runs[name]["bytes_predicted"] + 60e3, name
+
+
+def cluster(**steps):
+    """A made-up cluster of 2 × 2 at 800 Mb/s (TCP carries 95 MB a second); steps: (seconds, predicted bytes)."""
+    figures = {"forward_s": 0.02, "final_accuracy": 0.5, "bytes_measured": 1e6, "steps": 2}
+    figures.update(block_s=[1.0, 1.0], block_loss=[2.0, 1.0])
+    return {
+        "nodes": 2, "slots": 2, "batch": 16, "parameters": 123_457, "lab": {"rate_bps": 8e8, "links": []},
+        "power_rank": 1, "fp16_bucket_mb": 4, "torch": "0", "threads": 1, "test_samples": TEST_SAMPLES,
+        "runs": [
+            {**figures, "name": name.replace("_", "-"), "step_s": step, "bytes_predicted": predicted}
+            for name, (step, predicted) in steps.items()
+        ],
+    }  # fmt: skip
+
+
+def test_a_floor_is_the_cores_or_the_link(monkeypatch):
+    seen = []
+    monkeypatch.setattr(demo, "codec_seconds", lambda *of: seen.append(of) or {"fp16": 0.003, "topk": 0.015}[of[0]])
+    made = cluster(
+        no_communication=(0.1, 0), gloo=(0.44, 19e6), paceline_fp16=(0.24, 9.5e6), paceline_topk=(0.23, 950e3)
+    )
+    demo.add_floors(made)
+    runs = {run["name"]: run for run in made["runs"]}
+    assert seen == [("fp16", 123_457, 2, 2), ("topk", 123_457, 2, 2)]
+    floors = {name: run["floor_s"] for name, run in runs.items()}
+    # Compute; forward and 19 MB; forward and half of them; compute and the codec.
+    assert floors == pytest.approx(
+        {"no-communication": 0.1, "gloo": 0.22, "paceline-fp16": 0.12, "paceline-topk": 0.115}
+    )
+    assert {name: run["floor_share"] for name, run in runs.items()} == pytest.approx(
+        {"no-communication": 1, "gloo": 0.5, "paceline-fp16": 0.5, "paceline-topk": 0.5}
+    )
+    assert {name: run["share_of_no_comm"] for name, run in runs.items()} == pytest.approx(
+        {"no-communication": 1, "gloo": 10 / 44, "paceline-fp16": 10 / 24, "paceline-topk": 10 / 23}
+    )
+    assert runs["gloo"]["samples_per_s"] == pytest.approx(4 * 16 / 0.44)
+
+
+def on_a_small_disk(folder, size=16384):
+    """What stands behind it runs where this folder is a disk of so many bytes, and nobody else sees that."""
+    script = f'mount -t tmpfs -o size={size},nr_inodes=4 none "$0" && exec "$@"'
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, str(folder)]
+
+
+def expect_a_full_disk(done, path):
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"demo: can't write {path}: No space left on device; free some space or give --out\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@in_a_lab
+@pytest.mark.parametrize("below", [".", "a", "a/b/c/d"])
+def test_a_disk_that_can_t_hold_the_report_is_told_before_training(tmp_path, below):
+    """Too few bytes, or (of four inodes) no room for the folder."""
+    out = tmp_path / below
+    words = ("--out", out, "--clusters", "1x1", "--variants", "no-communication", "--rounds", 1, "--steps", 1)
+    done = run_demo(*words, prefix=on_a_small_disk(tmp_path))
+    expect_a_full_disk(done, out)
+    assert "==>" not in done.stdout
+
+
+@in_a_lab
+def test_a_disk_that_is_full_after_training_is_told_by_the_rank(tmp_path):
+    figures = tmp_path / "ranks.json"
+    script = f"head -c 16384 /dev/zero >{tmp_path}/full; exec {sys.executable} {DEMO}/compare.py --out {figures}"
+    script += " --rounds 1 --steps 1 --variants no-communication"
+    done = run_lab("--quiet", "--no-calibration", command=["sh", "-c", script], prefix=on_a_small_disk(tmp_path))
+    assert done.returncode == 1, done.stderr
+    assert f"demo: can't write {figures}: No space left on device; free some space or give --out" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@in_a_lab
+@pytest.mark.parametrize("name", ["demo.png", "report.html"])
+def test_a_disk_that_is_full_before_the_report_is_told(tmp_path, name):
+    made = cluster(no_communication=(0.1, 0), gloo=(0.44, 19e6))
+    demo.add_floors(made)
+    code = "import json, pathlib, sys; sys.path.insert(0, sys.argv[1]); import report\n"
+    code += "report.write([json.loads(sys.argv[2])], pathlib.Path(sys.argv[3]))"
+    # The page holds the picture in base64: four thirds of it.
+    size = len(report.png(report.figure(made))) * (0.5 if name == "demo.png" else 2)
+    command = [*on_a_small_disk(tmp_path, int(size)), sys.executable, "-c", code, str(DEMO), json.dumps(made)]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
+    expect_a_full_disk(done, tmp_path / name)
+
+
+def train(*words, **variables):
+    """The script in a lab of two nodes: what it printed."""
+    flags = ("--quiet", "--no-calibration", "--nodes", "2", "--slots", "1", "--rate", "10gbit")
+    command = [sys.executable, str(DEMO / "train.py"), *words]
+    done = run_lab(*flags, command=command, timeout=120, PYTHONPATH=str(ROOT / "python"), **variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def losses(output):
+    return re.findall(r"^\[0\] step +(\d+): loss ([\d.]+), \d+ samples/s$", output, re.MULTILINE)
+
+
+@in_a_lab
+def test_one_import_is_the_difference():
+    plain, ours = train("--steps", "20"), train("--steps", "20", "--paceline")
+    assert "paceline: " not in plain
+    assert re.search(r"^\[0\] paceline: 2 ranks on 2 nodes .* · tcp, ", ours, re.MULTILINE), ours
+    # Equal seeds and batches, and of two ranks' gradients there is but one sum: the same training, digit by digit.
+    assert [step for step, _ in losses(ours)] == ["10", "20"]
+    assert losses(ours) == losses(plain)
+    accuracy = re.compile(r"^\[0\] accuracy ([\d.]+) on 2500 test samples$", re.MULTILINE)
+    (at_last,) = accuracy.findall(ours)
+    assert accuracy.findall(plain) == [at_last] and float(at_last) > 0.5
