@@ -1,4 +1,4 @@
-"""`paceline bench`: real ranks on this machine, its JSON lines, the peer, bad input."""
+"""`paceline bench`: real ranks on this machine and in a lab, its JSON lines, the peer, bad input."""
 
 import json
 import os
@@ -12,6 +12,11 @@ import pytest
 
 TREE = Path(__file__).resolve().parents[2]
 PROGRAM = TREE / "build" / "bin" / "paceline"
+sys.path[:0] = [str(TREE / "tools" / "demo"), str(TREE / "tests" / "lab")]
+
+from lab_tools import makes_namespaces, run_lab  # noqa: E402
+
+in_a_lab = pytest.mark.skipif(not makes_namespaces(), reason="nobody here may make network namespaces (root is needed)")
 FIELDS = {
     "op", "ranks", "nodes", "bytes", "dtype", "plan", "codec", "wire", "us_p50", "us_p99", "algbw", "floor_us",
     "bytes_predicted", "bytes_measured",
@@ -119,6 +124,95 @@ def test_vs_gloo_takes_turns_and_writes_peer_lines(tmp_path):
     assert codes == [0, 0], err
     assert [row.get("peer") for row in lines(report)] == [None, "gloo", None, "gloo"]
     assert "x gloo's time" in out
+
+
+def bench_in_a_lab(path, *words, **variables):
+    """Two nodes at 200 Mb/s; the JSON lines."""
+    command = [PROGRAM, "bench", "allreduce", "--json", path, *words]
+    done = run_lab(
+        "--nodes", "2", "--rate", "200mbit", "--no-calibration", "--quiet",
+        command=list(map(str, command)), timeout=200, **variables,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return lines(path)
+
+
+@in_a_lab
+def test_in_a_lab_a_line_has_its_plan_its_bytes_and_its_floor(tmp_path):
+    pytest.importorskip("torch")
+    words = ("--bytes", "1MiB", "--iterations", 6, "--turns", 2, "--vs", "gloo", "--python", sys.executable)
+    ours, theirs = bench_in_a_lab(tmp_path / "lines.json", *words, OMP_NUM_THREADS="2")
+    common = {"op": "allreduce", "ranks": 2, "nodes": 2, "bytes": 1 << 20, "dtype": "float32", "codec": "none"}
+    common |= {"buffers": "private", "iterations": 6, "cores": os.cpu_count(), "link_bps": 2e8}
+    assert ours.items() >= {**common, "plan": "ring all-reduce 2×1", "wire": "tcp, 2 flows"}.items()
+    assert theirs.items() >= {**common, "plan": None, "wire": "gloo", "bytes_predicted": None, "peer": "gloo"}.items()
+    assert ours.keys() == FIELDS | {"buffers", "iterations", "cores", "link_bps"}
+    assert theirs.keys() == ours.keys() | {"peer", "threads"}
+    # Each of two ranks gives its buffer away once, in packets of 1,448 bytes with 66 of headers.
+    assert ours["bytes_predicted"] == pytest.approx((1 << 20) / 1448 * 1514, rel=0.01)
+    for row in (ours, theirs):
+        assert row["bytes_measured"] == pytest.approx(ours["bytes_predicted"], rel=0.02)
+        assert row["floor_us"] == pytest.approx(ours["bytes_predicted"] * 8 / (0.95 * 2e8) * 1e6)
+        assert row["algbw"] == pytest.approx(row["bytes"] / row["us_p50"] / 1e3)
+    assert theirs["threads"] == 1  # as many as carry ours, whatever a script would have
+
+
+@in_a_lab
+def test_a_line_names_the_codec_that_the_settings_gave(tmp_path):
+    words = ("--bytes", "4KiB,1MiB", "--iterations", 2, "--turns", 1, "--codec", "settings")
+    small, large = bench_in_a_lab(tmp_path / "topk.json", *words, PACELINE_CODEC="topk", PACELINE_TOPK_RATIO="0.02")
+    assert (small["codec"], small["plan"]) == ("none", "doubling all-reduce 2×1")
+    assert (large["codec"], large["plan"]) == ("topk", "sparse all-reduce 2×1, top-k 2 % between groups")
+    (row,) = bench_in_a_lab(tmp_path / "fp16.json", *words[2:], "--bytes", "1MiB", PACELINE_CODEC="fp16")
+    assert row["codec"] == "fp16" and "fp16" in row["plan"]
+    assert row["bytes_predicted"] == pytest.approx((1 << 19) / 1448 * 1514, rel=0.01)
+    words = (*words[2:], "--bytes", 4096, "--dtype", "int32")  # travels exactly, whatever the settings say
+    (row,) = bench_in_a_lab(tmp_path / "int32.json", *words, PACELINE_CODEC="fp16")
+    assert row["codec"] == "none"
+
+
+#: Stands in for Python with torch: answers every order with a millisecond an operation (two on rank 1), and keeps what
+#: the order was and what the links had carried when it came.
+PEER = """
+import json, os, sys
+sys.path.insert(0, {folder!r})
+from lab_bytes import read_links
+rank = int(sys.argv[2])
+if rank == 0:
+    print("127.0.0.1 1", flush=True)
+sys.stdin.readline()
+print("ready 3", flush=True)
+for line in sys.stdin:
+    order = json.loads(line)
+    with open({log!r} + str(rank), "a") as log:
+        log.write(json.dumps([order, read_links()[0]["up_bytes"]]) + "\\n")
+    print(json.dumps([(rank + 1) * 1e-3] * order["iterations"]), flush=True)
+"""
+
+
+@in_a_lab
+def test_both_sides_take_turns_in_an_order_that_is_drawn(tmp_path):
+    turns, block = 24, 3
+    peer = tmp_path / "python"
+    script = PEER.format(folder=str(TREE / "tools" / "demo"), log=f"{tmp_path}/log")
+    peer.write_text(f"#!{sys.executable} -S\n{script}")
+    peer.chmod(0o755)
+    words = ("--bytes", "256KiB", "--iterations", turns * block, "--turns", turns, "--vs", "gloo", "--python", peer)
+    ours, theirs = bench_in_a_lab(tmp_path / "lines.json", *words)
+    # The slowest rank's time, and each side's as often as was asked for.
+    assert theirs["us_p50"] == theirs["us_p99"] == pytest.approx(2000)
+    assert theirs["iterations"] == ours["iterations"] == turns * block
+    assert theirs["threads"] == 3
+    logs = [[json.loads(line) for line in (tmp_path / f"log{rank}").read_text().splitlines()] for rank in (0, 1)]
+    warm_up, *orders = [order for order, _ in logs[0]]
+    wanted = {"operation": "allreduce", "bytes": 1 << 18, "dtype": "float32"}
+    assert warm_up.items() > wanted.items() and orders == [{**wanted, "iterations": block}] * turns
+    assert [order for order, _ in logs[1]] == [warm_up, *orders]
+    # The peer carries nothing, so what the link did between its turns says how many of our blocks went before each.
+    carried = [up for _, up in logs[0]]
+    before = [round((up - carried[0]) / (block * ours["bytes_predicted"])) for up in carried[1:]]
+    we_began = [count - turn for turn, count in enumerate(before)]
+    assert set(we_began) == {0, 1}, before  # one in eight million runs draws the same each time
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "paceline/comm.h"
+#include "plan/plan.h"
 
 namespace CLI {
 class App;
@@ -46,5 +47,9 @@ int bench_main(const Options& options);
 /// The collectives' codes in the C ABI, -1 for an unknown name.
 int collective_code(const std::string& operation);
 int dtype_code(const std::string& name);
+/// -1 for "settings", as in the C ABI.
+int codec_code(const std::string& name);
+/// The word that asks for it.
+const char* codec_word(plan::Codec codec);
 
 }  // namespace paceline::bench

@@ -79,8 +79,7 @@ std::string plan_text(paceline_comm* comm, const Workload& work, int rank) {
   o.output = a.output;
   o.count = a.count;
   o.algorithm = static_cast<plan::Algorithm>(a.algorithm);
-  o.codec.codec = static_cast<plan::Codec>(std::max(a.codec, 0));
-  if (a.ratio > 0) o.codec.ratio = a.ratio;
+  o.codec = work.codec();
   auto request = comm->runner->request_for(o);
   if (!request) return request.status().to_string();
   auto plan = plan::build(*request, rank);
@@ -133,6 +132,7 @@ Result<Row> measure(paceline_comm* comm, const paceline_identity& who, const Opt
   Row row;
   row.bytes = work.bytes();
   row.plan = plan_text(comm, work, who.rank);
+  row.codec = codec_word(work.codec().codec);
 
   work.refill();
   uint64_t predicted = predicted_so_far(comm);
@@ -146,7 +146,10 @@ Result<Row> measure(paceline_comm* comm, const paceline_identity& who, const Opt
   bool both = peer != nullptr && row.peer_refusal.empty();
   int our_block = block_length(options, ours);
   int their_block = block_length(options, theirs);
-  if (both) row.peer.emplace();
+  if (both) {
+    row.peer.emplace();
+    row.peer_threads = peer->threads();
+  }
   for (int t = 0; t < options.turns; ++t) {
     bool we_begin = (random() & 1) != 0;
     for (bool first : {true, false}) {

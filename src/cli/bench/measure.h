@@ -24,8 +24,10 @@ struct Row {
   Figures ours;
   std::optional<Figures> peer;
   std::string peer_refusal;      ///< why the peer has no figures
+  int peer_threads = 0;          ///< of rank 0's
   uint64_t predicted_bytes = 0;  ///< per operation of ours
   std::string plan;
+  std::string codec;
 };
 
 /// Measures one size; every rank calls it. `peer` may be null. `random` draws the same on all ranks.

@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <iterator>
 
 #include "cli/bench/bench.h"
 #include "cli/lab/options.h"
@@ -7,6 +8,8 @@
 namespace paceline::bench {
 
 namespace {
+
+constexpr const char* kCodecs[] = {"none", "fp16", "bf16", "topk"};
 
 /// Of the number that the size's text has become. A sign wraps around there, and what is rounded up to pages must not.
 std::string is_size(const std::string& bytes) {
@@ -43,6 +46,13 @@ int dtype_code(const std::string& name) {
   }
   return -1;
 }
+
+int codec_code(const std::string& name) {
+  const auto* at = std::find(std::begin(kCodecs), std::end(kCodecs), name);
+  return at == std::end(kCodecs) ? -1 : static_cast<int>(at - kCodecs);
+}
+
+const char* codec_word(plan::Codec codec) { return kCodecs[static_cast<std::size_t>(codec)]; }
 
 void declare(CLI::App& command, Options& o) {
   command

@@ -9,10 +9,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 namespace paceline::bench {
 namespace {
@@ -116,7 +118,11 @@ Result<std::unique_ptr<GlooPeer>> GlooPeer::start(
   if (address.empty()) return Status(Code::kAborted, "--vs gloo: rank 0's peer did not start");
   PACELINE_RETURN_IF_ERROR((*peer)->write_line(address));
   PACELINE_ASSIGN(auto ready, (*peer)->read_line(kStartSeconds));
-  if (ready != "ready") return Status(Code::kUnavailable, "--vs gloo: " + ready);
+  constexpr std::string_view kReady = "ready ";
+  if (ready.starts_with(kReady)) {
+    std::from_chars(ready.data() + kReady.size(), ready.data() + ready.size(), (*peer)->threads_);
+  }
+  if ((*peer)->threads_ < 1) return Status(Code::kUnavailable, "--vs gloo: " + ready);
   return peer;
 }
 

@@ -22,6 +22,8 @@ class GlooPeer {
 
   /// Seconds that each of so many operations took here.
   Result<std::vector<double>> run(const Options& options, uint64_t bytes, int iterations);
+  /// That torch computes with here.
+  [[nodiscard]] int threads() const { return threads_; }
 
  private:
   GlooPeer(int pid, int to, int from) : pid_(pid), to_(to), from_(from) {}
@@ -33,6 +35,7 @@ class GlooPeer {
   int pid_;
   int to_;
   int from_;
+  int threads_ = 0;
   std::string buffered_;
 };
 

@@ -86,7 +86,7 @@ std::string Report::line(const Row& row, const Figures& f, bool peer) const {
   j["bytes"] = row.bytes;
   j["dtype"] = options_.dtype;
   j["plan"] = peer ? nlohmann::ordered_json() : nlohmann::ordered_json(row.plan);
-  j["codec"] = peer ? "none" : options_.codec;
+  j["codec"] = peer ? "none" : row.codec;
   j["wire"] = peer ? "gloo" : wire_of(start_line_);
   j["us_p50"] = p50 * 1e6;
   j["us_p99"] = f.percentile(0.99) * 1e6;
@@ -100,7 +100,10 @@ std::string Report::line(const Row& row, const Figures& f, bool peer) const {
   j["iterations"] = f.seconds.size();
   j["cores"] = std::thread::hardware_concurrency();
   j["link_bps"] = link_ > 0 ? nlohmann::ordered_json(link_) : nlohmann::ordered_json();
-  if (peer) j["peer"] = options_.versus;
+  if (peer) {
+    j["peer"] = options_.versus;
+    j["threads"] = row.peer_threads;
+  }
   return j.dump();
 }
 

@@ -7,6 +7,9 @@
 #include <cstring>
 #include <utility>
 
+#include "capi/handle.h"
+#include "capi/options.h"
+
 namespace paceline::bench {
 namespace {
 
@@ -108,19 +111,16 @@ Result<Workload> Workload::make(paceline_comm* comm, const paceline_identity& wh
   a.count = in_blocks ? w.block_ : elements;
   if (a.collective == kAllToAll) a.send_counts = a.receive_counts = w.counts_.data();
   if (a.collective == kAllGather || a.collective == kReduceScatter) a.counts = w.counts_.data();
-  const std::vector<std::string> codecs = {"none", "fp16", "bf16", "topk"};
   const std::vector<std::string> algorithms = {"auto",   "ring",      "doubling", "tree",
                                                "direct", "two_level", "sparse"};
-  a.codec = -1;
-  for (std::size_t i = 0; i < codecs.size(); ++i) {
-    if (codecs[i] == options.codec) a.codec = static_cast<int32_t>(i);
-  }
+  a.codec = codec_code(options.codec);
   for (std::size_t i = 0; i < algorithms.size(); ++i) {
     if (algorithms[i] == options.algorithm) a.algorithm = static_cast<int32_t>(i);
   }
   a.fp16_values = -1;
   a.ratio = options.ratio;
   a.name = "bench";
+  w.codec_ = capi::codec_for(comm->settings, a);
   // Counts point into the vector, whose storage moves along with it.
   return w;
 }
@@ -203,10 +203,12 @@ double Workload::expected(uint64_t index) const {
 Status Workload::verify() const {
   auto type = static_cast<DType>(args_.dtype);
   bool summable = type != DType::kFloat16 && type != DType::kBFloat16;
-  if (!summable || args_.codec == 3 || args_.codec < 0) return Status::ok();
+  if (!summable || codec_.codec == plan::Codec::kTopK) return Status::ok();
   const std::byte* out = static_cast<const std::byte*>(args_.output);
   uint64_t elements = (in_place_ ? input_.size() : output_.size()) / dtype_size(type);
-  double rounding = args_.codec == 2 ? 1e-2 : args_.codec == 1 ? 1e-3 : 1e-6;
+  double rounding = codec_.codec == plan::Codec::kBf16   ? 1e-2
+                    : codec_.codec == plan::Codec::kFp16 ? 1e-3
+                                                         : 1e-6;
   constexpr uint64_t kSample = 1024;
   for (uint64_t k = 0; k < std::min(kSample, elements); ++k) {
     uint64_t i = k + 1 == kSample ? elements - 1 : mix(k) % elements;
@@ -224,7 +226,7 @@ Status Workload::run() {
   result.struct_size = sizeof result;
   paceline_code code = paceline_run(comm_, &args_, &result);
   if (code != PACELINE_OK) return {static_cast<Code>(code), paceline_error(comm_)};
-  if (args_.codec == 3) {
+  if (codec_.codec == plan::Codec::kTopK) {
     code = paceline_residual_commit(comm_);
     if (code != PACELINE_OK) return {static_cast<Code>(code), paceline_error(comm_)};
   }

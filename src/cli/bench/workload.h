@@ -43,6 +43,8 @@ class Workload {
   [[nodiscard]] Status verify() const;
 
   [[nodiscard]] const paceline_op_args& args() const { return args_; }
+  /// As asked for, or as the settings say.
+  [[nodiscard]] const plan::CodecSpec& codec() const { return codec_; }
   /// The buffer that the row is named by: all-gather's output, reduce-scatter's input, else the input.
   [[nodiscard]] uint64_t bytes() const { return bytes_; }
 
@@ -61,6 +63,7 @@ class Workload {
   Memory output_;
   std::vector<uint64_t> counts_;
   paceline_op_args args_{};
+  plan::CodecSpec codec_;
 };
 
 }  // namespace paceline::bench
