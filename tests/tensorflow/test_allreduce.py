@@ -137,3 +137,22 @@ def test_interrupts(tmp_path, case):
     began = time.monotonic()
     check(run_ranks(tmp_path, 2, [case], script=ENDINGS, PACELINE_TIMEOUT="100"), [case])
     assert time.monotonic() - began < 60
+
+
+def test_switched_off(tmp_path):
+    """Nothing else would carry its all-reduces, so that a script is told at once; no rank waits for another."""
+    code = (
+        "import paceline.tensorflow as pl\n"
+        "try:\n    pl.init(rank=0, size=2)\nexcept pl.UnsupportedError as error:\n    print('refused:', error)\n"
+        "print(pl.is_initialized())\n"
+        "try:\n    pl.allreduce([1.0])\nexcept pl.InvalidArgumentError as error:\n    print('refused:', error)\n"
+    )
+    environment = dict(os.environ, PACELINE_DISABLE="1", PACELINE_LIBRARY=str(tmp_path / "none.so"))
+    environment["PYTHONPATH"] = str(HERE.parents[1] / "python") + os.pathsep + environment.get("PYTHONPATH", "")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3, done.stdout + done.stderr
+    assert lines[0].startswith("refused: PACELINE_DISABLE is set") and lines[0].endswith("unset it"), lines
+    assert lines[1] == "False" and "call paceline.tensorflow.init() first" in lines[2], lines

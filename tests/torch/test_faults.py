@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from support import MODERN, SIMULATED, Launch, environment
+from support import MODERN, ROOT, SIMULATED, Launch, environment
 
 HOST = socket.gethostname()
 
@@ -149,6 +149,36 @@ def test_switched_off_needs_no_library(tmp_path):
     )
     done = python(code, PACELINE_DISABLE="1", PACELINE_LIBRARY=str(tmp_path / "none.so"))
     assert done.stdout == "trained\n", done.stderr
+
+
+BY_ENTRY_POINT = "import torch"
+LINES = [
+    "import paceline.torch",
+    "import paceline.compat.perseus",
+    "from paceline.compat.tiacc_training import init_tiacc_training; init_tiacc_training()",
+    *([BY_ENTRY_POINT] if MODERN else []),  # torch 1.13 looks for none
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_backend_is_refused_by_name_when_switched_off(tmp_path, line):
+    if line == BY_ENTRY_POINT:  # as in a wheel, whose backend torch registers by itself
+        wheel = tmp_path / "paceline_in_a_wheel-0.1.0.dist-info"
+        wheel.mkdir()
+        (wheel / "METADATA").write_text("Metadata-Version: 2.1\nName: paceline-in-a-wheel\nVersion: 0.1.0\n")
+        project = (ROOT / "python" / "pyproject.toml").read_text()
+        points = re.findall(r'\[project\.entry-points\."(.*)"\]\n(\w+) = "(.*)"', project)
+        assert len(points) == 2
+        lines = [f"[{group}]\n{name} = {function}\n" for group, name, function in points]
+        (wheel / "entry_points.txt").write_text("".join(lines))
+    code = (
+        f"import sys; sys.path.append({str(tmp_path)!r})\n{line}\nimport torch.distributed as dist\ntry:\n"
+        "    dist.init_process_group('paceline', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "except getattr(dist, 'DistBackendError', RuntimeError) as error:\n    print(type(error).__name__, error)\n"
+    )
+    done = python(code, PACELINE_DISABLE="1", PACELINE_LIBRARY=str(tmp_path / "none.so"))
+    assert done.stdout.startswith("UnsupportedError PACELINE_DISABLE is set"), done.stdout + done.stderr
+    assert "unset it" in done.stdout and "'gloo'" in done.stdout
 
 
 def test_two_faces_in_one_process_are_refused():

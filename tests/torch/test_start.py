@@ -91,10 +91,15 @@ def test_light_switches_on_two_nodes_of_two_ranks(wishes, groups):
     assert "sparse, top-k 1 %" in lines[0] and lines[0].endswith(f"top-k between {groups} groups"), output
 
 
-def test_switched_off():
-    line = "import paceline.torch"
-    code, output = start(torchrun(SCRIPT), HERE / "at_exit", SCRIPT_IMPORT=line, PACELINE_DISABLE="1")
-    assert code == 0 and "hook 'paceline'" not in output and "paceline:" not in output, output
+@pytest.mark.parametrize("line", ["import paceline.torch", "import perseus", TIACC])
+def test_switched_off(names, line):
+    """Also where the face would make Paceline carry the script's own collectives."""
+    target = os.pathsep.join([str(HERE / "at_exit"), str(names)])
+    untouched = "import torch.distributed as d; assert not hasattr(d.destroy_process_group, '_paceline_patched')"
+    code, output = start(torchrun(SCRIPT), target, SCRIPT_IMPORT=f"{line}; {untouched}", PACELINE_DISABLE="1")
+    assert code == 0 and "paceline" not in output, output
+    for rank in (0, 1):
+        assert re.search(rf"rank {rank} of 2 hook '\w*' backend 'gloo'", output), output
 
 
 def test_torch_distributed_launch():

@@ -4,12 +4,13 @@ Kept apart from paceline.torch, whose import accelerates DistributedDataParallel
 torch.distributed.init_process_group("paceline") known.
 """
 
+from paceline import _state
 from paceline._import_hook import when_imported
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UnsupportedError
 
 
 def register():
-    """Registers the backend once; does nothing where torch has no distributed package."""
+    """Registers the backend once, switched off or not; does nothing where torch has no distributed package."""
     import torch.distributed as dist
 
     from paceline._torch.older import name_what_is_missing
@@ -20,8 +21,9 @@ def register():
         dist.Backend.register_backend("paceline", _create, extended_api=True, devices=["cpu"])
     except TypeError:  # torch before 2.0 knows no devices
         dist.Backend.register_backend("paceline", _create, extended_api=True)
-    when_imported("torch._dynamo.trace_rules", _keep_out_of_traces)
-    name_what_is_missing()
+    if not _state.disabled():
+        when_imported("torch._dynamo.trace_rules", _keep_out_of_traces)
+        name_what_is_missing()
 
 
 def _keep_out_of_traces(trace_rules):
@@ -30,8 +32,16 @@ def _keep_out_of_traces(trace_rules):
 
 
 def _create(options, _backend_options):
-    from paceline._torch.process_group import create
     from paceline._torch.work import as_torch_error
+
+    if _state.disabled():
+        raise as_torch_error(
+            UnsupportedError(
+                "PACELINE_DISABLE is set, and the script asks for the backend 'paceline' by name: unset it, or call "
+                "init_process_group with torch's own backend ('gloo' for CPU tensors, 'nccl' for CUDA's)"
+            )
+        )
+    from paceline._torch.process_group import create
 
     try:
         return create(options)
