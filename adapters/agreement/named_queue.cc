@@ -10,14 +10,12 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "message.h"
 
 namespace paceline::agreement {
 namespace {
 
-enum Kind : uint8_t { kReport = 1, kOrder = 2, kBye = 3, kClose = 4 };
-
 constexpr uint32_t kTag = 1;
-constexpr std::size_t kTextLimit = 4096;
 constexpr uint64_t kMessageLimit = 64 * 1024 * 1024;
 /// Control messages wait as long as the job computes: the deadlines are those of the operations that they speak of.
 constexpr double kPatience = 1e9;
@@ -35,14 +33,6 @@ double now() {
 }
 
 }  // namespace
-
-/// One line of the conversation; what a kind does not use is empty.
-struct NamedQueue::Item {
-  uint8_t kind = 0;
-  int32_t code = PACELINE_OK;  ///< kOrder: why it is refused
-  std::string name;
-  std::string text;  ///< kReport: the signature; kOrder: the refusal
-};
 
 /// The conversation with one rank. A message is its length (8 bytes), then its items.
 struct NamedQueue::Peer {
@@ -271,10 +261,7 @@ void NamedQueue::fail_pending(const Outcome& why) {
 // ---- control messages (all under the lock)
 
 void NamedQueue::post(Peer& peer, const Item& item) {
-  peer.outbox.put(item.kind);
-  peer.outbox.put(item.code);
-  peer.outbox.put_string(item.name);
-  peer.outbox.put_string(item.text);
+  append_item(item, peer.outbox);
   flush(peer);
 }
 
@@ -323,16 +310,9 @@ void NamedQueue::listen_body(Peer& peer) {
 }
 
 bool NamedQueue::take(Peer& peer, std::span<const std::byte> message) {
-  ByteReader in(message);
-  while (in.ok() && in.remaining() > 0) {
-    Item item;
-    item.kind = in.get<uint8_t>();
-    item.code = in.get<int32_t>();
-    item.name = in.get_string(2 * kTextLimit);
-    item.text = in.get_string(4 * kTextLimit);
-    if (!in.ok() || !take_item(peer, item)) return false;
-  }
-  return in.ok();
+  const auto items = decode_items(message);
+  return items && std::all_of(items->begin(), items->end(),
+                              [&](const Item& item) { return take_item(peer, item); });
 }
 
 bool NamedQueue::take_item(Peer& peer, const Item& item) {

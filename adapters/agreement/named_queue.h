@@ -35,6 +35,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "message.h"
 #include "paceline/comm.h"
 #include "table.h"
 
@@ -85,7 +86,6 @@ class NamedQueue {
 
  private:
   struct Peer;
-  struct Item;
   using Handler = std::function<void(const Outcome&)>;
 
   NamedQueue(paceline_comm* comm, const paceline_identity& identity, double timeout_s);
