@@ -31,6 +31,7 @@ struct Tally {
   uint64_t joins_failed = 0;
   /// Right ones of these kinds.
   uint64_t in_place = 0, coded = 0, grouped = 0, transfers = 0, rounded = 0, kept_back = 0;
+  uint64_t barriers = 0, uneven = 0, typed = 0, averages = 0, named = 0;
 };
 Tally tally;  // NOLINT: of this process
 
@@ -143,8 +144,21 @@ class Job {
     Operation o;
     o.collective = t.collective;
     o.group = t.in_group ? groups_[index(r)] : engine::kWorld;
+    o.dtype = t.dtype;
     o.op = t.op;
     o.count = t.count;
+    if (t.collective == Collective::kAllToAll && !t.counts.empty()) {
+      // A row of it leaves, a column comes.
+      const auto n = t.members.size();
+      const auto me = static_cast<std::size_t>(std::find(t.members.begin(), t.members.end(), r) -
+                                               t.members.begin());
+      for (std::size_t m = 0; m < n; ++m) {
+        o.send_counts.push_back(t.counts[me * n + m]);
+        o.receive_counts.push_back(t.counts[m * n + me]);
+      }
+    } else {
+      o.counts = t.counts;
+    }
     o.root = t.root;
     o.codec = t.codec;
     o.algorithm = t.algorithm;
@@ -155,7 +169,8 @@ class Job {
         k + 1 == tasks_.size()) {
       o.count = t.count > 1 ? t.count - 1 : 0;
       if (t.count == 1) {
-        o.dtype = DType::kInt32;
+        o.dtype = DType::kUInt8;
+        o.op = ReduceOp::kMax;
         o.codec = {};
         o.algorithm = plan::Algorithm::kAuto;
       }
@@ -173,7 +188,7 @@ class Job {
     engine::Transfer x;
     x.peer = (r + (sends ? 1 : n - 1)) % n;
     x.data = sends ? t.input[index(r)].data() : t.output[index(r)].data();
-    x.bytes = t.count * sizeof(float);
+    x.bytes = t.input[index(r)].size();
     x.name = "task " + std::to_string(k);
     return sends ? world_[r].send(x, world_.now()) : world_[r].receive(x, world_.now());
   }
@@ -225,6 +240,11 @@ class Job {
         if (t.ended[index(r)] != 0 || id == 0 || !world_.alive(r)) continue;
         if (world_[r].outcome(id) == nullptr) continue;
         t.ended[index(r)] = 1;
+        const auto is_there = [&](Rank m) { return t.submitted_at[index(m)] != kNever; };
+        if (t.kind == Task::Kind::kCollective && t.collective == Collective::kBarrier &&
+            world_[r].outcome(id)->status &&
+            !std::all_of(t.members.begin(), t.members.end(), is_there))
+          complain(fmt::format("rank {} is through a barrier that not all have reached", r));
         t.taken[index(r)] = t.output[index(r)];
       }
     }
@@ -262,7 +282,7 @@ class Job {
       const Task& t = tasks_[k];
       if (!t.keeps_back || t.kind != Task::Kind::kCollective) continue;
       const auto first = index(t.members[0]);
-      auto sum = t.taken[first];
+      auto sum = floats_of(t.taken[first]);
       for (Rank r = 0; r < scenario_.size; ++r) {
         std::vector<float> rest(t.count);
         const std::span<float> all(rest);
@@ -272,7 +292,7 @@ class Job {
           return complain(fmt::format("rank {}: task {}'s residuals can't be read", r, k));
         for (std::size_t i = 0; i < t.count; ++i) sum[i] += rest[i];
       }
-      if (sum != t.expected[first])
+      if (sum != t.wanted[first])
         complain(fmt::format("task {}: what travelled and what stayed is not what was put in", k));
       ++tally.kept_back;
     }
@@ -294,6 +314,7 @@ class Job {
           complain("no proper sentence: " + health.to_string());
         if (health.message().find("rank ") == std::string::npos)
           complain("it names no rank: " + health.to_string());
+        check_name(r, health);
       }
       for (std::size_t k = 0; k < tasks_.size(); ++k) {
         Task& t = tasks_[k];
@@ -314,11 +335,27 @@ class Job {
         if (t.in_group) ++tally.grouped;
         if (t.kind == Task::Kind::kReceive) ++tally.transfers;
         if (t.is_rounded) ++tally.rounded;
+        if (t.kind == Task::Kind::kCollective) {
+          if (t.collective == Collective::kBarrier) ++tally.barriers;
+          if (!t.counts.empty()) ++tally.uneven;
+          if (t.op == ReduceOp::kAverage) ++tally.averages;
+          if (t.dtype != DType::kFloat32) ++tally.typed;
+        }
         if (!is_right(t, r))
           complain(fmt::format("rank {}: task {} ({}, {} elements) is wrong", r, k,
                                plan::collective_name(t.collective), t.count));
       }
     }
+  }
+
+  // Whose end or silence it was is known on all others. (The one who was cut off may name any of them.)
+  void check_name(Rank r, const Status& health) {
+    if (scenario_.trouble != Trouble::kKill && scenario_.trouble != Trouble::kLongCut) return;
+    if (health.code() != Code::kPeerLost || r == scenario_.victim) return;
+    ++tally.named;
+    if (health.message().find(fmt::format("rank {} (", scenario_.victim)) == std::string::npos)
+      complain(fmt::format("rank {} does not name rank {}: {}", r, scenario_.victim,
+                           health.to_string()));
   }
 
   // Bit by bit what another rank has, where the numbers alone do not say what is right.
@@ -334,7 +371,9 @@ class Job {
     }
     if (t.keeps_back) return true;
     const float close = t.codec.codec == plan::Codec::kNone ? 1e-4F : 0.1F;
-    return std::equal(mine.begin(), mine.end(), expected.begin(),
+    const auto numbers = floats_of(mine);
+    const auto& wanted = t.wanted[index(r)];
+    return std::equal(numbers.begin(), numbers.end(), wanted.begin(),
                       [&](float a, float b) { return std::abs(a - b) < close; });
   }
 
@@ -427,19 +466,22 @@ class Report : public testing::Environment {
         "reordered %llu, corrupted %llu (refused %llu), delayed %llu, cut off %llu, of the dead "
         "%llu; ranks killed "
         "%llu, cuts %llu, mismatches %llu, absences %llu; right in place %llu, by codecs %llu, in "
-        "groups %llu, transfers %llu, rounded %llu, of a part %llu\n",
+        "groups %llu, transfers %llu, rounded %llu, of a part %llu, barriers %llu, uneven %llu, of "
+        "other types %llu, averages %llu; losses that name the victim %llu\n",
         ull(tally.jobs), ull(tally.right), ull(tally.failed), ull(c.sent), ull(c.lost),
         ull(c.duplicated), ull(c.reordered), ull(c.corrupted), ull(c.refused), ull(c.delayed),
         ull(c.partitioned), ull(c.killed), ull(c.kills), ull(tally.cuts), ull(tally.mismatches),
         ull(tally.absences), ull(tally.in_place), ull(tally.coded), ull(tally.grouped),
-        ull(tally.transfers), ull(tally.rounded), ull(tally.kept_back));
+        ull(tally.transfers), ull(tally.rounded), ull(tally.kept_back), ull(tally.barriers),
+        ull(tally.uneven), ull(tally.typed), ull(tally.averages), ull(tally.named));
     if (tally.jobs < 500) return;
     for (auto n : {tally.right, tally.failed, c.lost, c.duplicated, c.reordered, c.corrupted,
                    c.refused, c.delayed, c.partitioned, c.killed, c.kills, tally.cuts,
                    tally.mismatches, tally.absences})
       EXPECT_GT(n, 0U) << "a kind of fault was never injected";
-    for (auto n : {tally.in_place, tally.coded, tally.grouped, tally.transfers, tally.rounded,
-                   tally.kept_back})
+    for (auto n :
+         {tally.in_place, tally.coded, tally.grouped, tally.transfers, tally.rounded,
+          tally.kept_back, tally.barriers, tally.uneven, tally.typed, tally.averages, tally.named})
       EXPECT_GT(n, 0U) << "a kind of operation was never right";
   }
 
