@@ -22,7 +22,7 @@ def train():
     model(torch.randn(3, 4).double()).pow(2).sum().backward()
     gradient = model.module.weight.grad
     total = gradient.clone()
-    dist.all_reduce(total)
+    globals().get("tdist", dist).all_reduce(total)  # by the name that a line for tiacc_training gives it
     torch.testing.assert_close(total / size, gradient)
     hook = model._get_ddp_logging_data().get("comm_hook", "")
     print(f"rank {rank} of {size} hook '{hook}' backend '{dist.get_backend()}'", flush=True)

@@ -54,6 +54,28 @@ def test_torchrun():
     assert output.count("paceline: 2 ranks") == 1, output
 
 
+NODE_PER_RANK = "os.environ['PACELINE_NODE_ID'] = 'node ' + os.environ['RANK']; import paceline.torch"
+
+
+@pytest.mark.parametrize(
+    ("line", "codec", "where", "way"),
+    [
+        ("import paceline.torch", "none", "1 node", "shared memory( \\(.+\\))? · direct, exact"),
+        (NODE_PER_RANK, "none", "2 nodes", "tcp, \\d+ flows? · ring, exact"),
+        (NODE_PER_RANK, "fp16", "2 nodes", "tcp, \\d+ flows? · direct, fp16 between nodes"),
+    ],
+    ids=["one node", "two nodes", "two nodes, fp16"],
+)
+def test_the_line_at_the_start(line, codec, where, way):
+    """How many ranks on how many nodes, started by what; the wire; the plan, the codec, and why this plan."""
+    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT=line, PACELINE_CODEC=codec)
+    expect(code, output, "paceline")
+    said = [text for text in output.splitlines() if text.startswith("paceline: ")]
+    why = f"2 ranks on {where}, 4 MiB: \\w.+"
+    assert len(said) == 1, output
+    assert re.fullmatch(f"paceline: 2 ranks on {where} \\(torch's launcher\\) · {way}: {why}", said[0]), said
+
+
 def test_quiet():
     code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", PACELINE_QUIET="1")
     expect(code, output, "paceline")
