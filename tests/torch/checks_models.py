@@ -70,6 +70,23 @@ def complex_parameters():
 
 
 @check
+def buffers_are_rank_0s():
+    """Batch norm's statistics: each forward pass begins with those that rank 0 has."""
+    model = DistributedDataParallel(torch.nn.Sequential(mlp(4), torch.nn.BatchNorm1d(3).double()))
+    on_rank_0 = copy.deepcopy(model.module)
+    for step in range(3):
+        model(batch(step, 5, 6))
+        on_rank_0(batch(step, 5, 6, rank=0))
+    mine, theirs = (dict(module.named_buffers()) for module in (model.module, on_rank_0))
+    assert RANK == 0 or not torch.equal(mine["1.running_mean"], theirs["1.running_mean"])
+    model.eval()
+    model(batch(3, 5, 6))
+    assert mine["1.num_batches_tracked"] == 3 and len(mine) == 3
+    for name, buffer in mine.items():
+        assert torch.equal(buffer, theirs[name]), name
+
+
+@check
 def zero_redundancy_optimizer():
     def make(model):
         return ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
