@@ -17,6 +17,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import paceline.tensorflow as pl
 
@@ -139,14 +140,13 @@ def function_with_unknown_shape():
 @case
 def two_orders_do_not_deadlock():
     """Rank 0 makes `a` ready long before `b`, rank 1 the other way round; a single inter-op thread serves both."""
-    early, late = ("a", "b") if pl.rank() == 0 else ("b", "a")
+    names = ("a", "b") if pl.rank() == 0 else ("b", "a")
 
     @tf.function
     def step(x):
-        results = {early: pl.allreduce(x + (1.0 if early == "b" else 0.0), op=pl.Sum, name=f"order.{early}")}
-        # Depends on the first only through control flow that this rank alone has: it can't start earlier.
-        with tf.control_dependencies([tf.linalg.matmul(tf.ones([300, 300]), tf.ones([300, 300]))]):
-            results[late] = pl.allreduce(x + (1.0 if late == "b" else 0.0), op=pl.Sum, name=f"order.{late}")
+        results = {}
+        for name, value in zip(names, (x, late(x)), strict=True):
+            results[name] = pl.allreduce(value + (1.0 if name == "b" else 0.0), op=pl.Sum, name=f"order.{name}")
         return results["a"], results["b"]
 
     for i in range(10):
@@ -242,11 +242,24 @@ def gradient_of_max_is_a_clear_error():
         raise AssertionError("no error")
 
 
-def late(x):
-    """x, ready a while later."""
-    square = tf.fill([300, 300], tf.reduce_sum(x))  # of x, so that it is no constant
-    with tf.control_dependencies([tf.linalg.matmul(square, square)]):
-        return tf.identity(x)
+def late(value, source=None):
+    """value, ready a while later. source: what is no constant, where value is one.
+
+    The optimizer folds constants and drops what only control dependencies need; that this minimum is 0 it can't know.
+    """
+    square = tf.fill([300, 300], tf.reduce_sum(value if source is None else source))
+    return value + tf.cast(tf.minimum(tf.abs(tf.reduce_sum(tf.linalg.matmul(square, square))), 0), value.dtype)
+
+
+@case
+def late_values_are_late():
+    """The optimizer has left the work in."""
+    for how in (tf.function(lambda x: late(x)), tf.function(lambda x: late(tf.ones([]), x))):
+        context.enable_run_metadata()
+        how(tf.fill([4], 3.0))
+        left = [n.op for graph in context.export_run_metadata().partition_graphs for n in graph.node]
+        assert any("MatMul" in op for op in left), left
+    context.disable_run_metadata()
 
 
 @case
@@ -320,7 +333,7 @@ def two_gradients_through_one_operation():
             y = pl.allreduce(x, op=pl.Sum, name="twice")
             a, b = tf.reduce_sum(y), tf.reduce_sum(y * 100.0)
         # Each rank has the other one ready first.
-        seeds = [late(tf.ones([])), tf.ones([])] if pl.rank() == 0 else [tf.ones([]), late(tf.ones([]))]
+        seeds = [late(tf.ones([]), x), tf.ones([])] if pl.rank() == 0 else [tf.ones([]), late(tf.ones([]), x)]
         return [tape.gradient(value, x, output_gradients=seed) for value, seed in zip((a, b), seeds, strict=True)]
 
     for _ in range(10):
