@@ -174,7 +174,7 @@ TEST(Held, AreGoneWithTheirSender) {
               if (node.rank == 1) {
                 node.channel->send(0, 1, 7, {shared(node, kLong, 3), kLong}, 1);
                 node.sleepy = false;
-          (void)node.until([&] { return node.board.flags[0].load() != 0; });
+                (void)node.until([&] { return node.board.flags[0].load() != 0; });
                 ::raise(SIGKILL);
               }
               Counter sink;
