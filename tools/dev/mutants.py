@@ -90,7 +90,15 @@ def targets_of(mutant: Mutant) -> set[str]:
         programs |= {"paceline", "paceline_bin"}
     if any("tests/torch" in t for t in python):
         programs |= {"simulated_cuda", "simulated_paceline_cuda"}
+    if any("tests/tensorflow" in t for t in python):
+        programs |= {"paceline_tensorflow"}
     return programs
+
+
+def interpreter_of(test: str) -> Path:
+    """The environment that has what a pytest path needs; ./dev makes them."""
+    venv = "build/venv/tf221" if test.startswith("tests/tensorflow") else ".venv"
+    return ROOT / venv / "bin/python"
 
 
 def red(mutant: Mutant) -> str:
@@ -98,7 +106,7 @@ def red(mutant: Mutant) -> str:
     env = {**os.environ, "PYTHONPATH": str(TREE / "python")}
     for test in mutant.tests:
         if test.startswith("tests/"):
-            command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
+            command = [str(interpreter_of(test)), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
         else:
             program, _, pattern = test.partition(":")
             command = [f"build/bin/{program}", "--gtest_brief=1", *([f"--gtest_filter={pattern}"] if pattern else [])]
