@@ -40,6 +40,7 @@ class Runs:
     def __init__(self, args):
         self.args = args
         self.rank = int(os.environ["RANK"])
+        self.nodes = int(os.environ["PACELINE_LAB_NODES"])
         cuda = torch.cuda.is_available() and not args.smoke
         self.device = torch.device("cuda", self.rank % torch.cuda.device_count()) if cuda else torch.device("cpu")
         if cuda:
@@ -63,7 +64,7 @@ class Runs:
         torch.manual_seed(seed)
         module = self.task.model()
         codec_name, settings, momentum = settings_of(codec)
-        model = train_paths.wrap_ours(module, self.device, codec_name, settings)
+        model = train_paths.wrap_ours(module, self.device, codec_name, settings, self.nodes)
         rate = self.task.rates[optimizer_name]
         optimizer = make_optimizer(optimizer_name, model.parameters(), rate, momentum)
         warm = max(1, self.args.steps // 20)

@@ -3,6 +3,7 @@
 
     python bench/gpu/train.py                                     # 2 nodes × 2 GPUs, 25 Gb/s, the four main models
     python bench/gpu/train.py --nodes 2 --slots 4 --rate 100gbit --models resnet50 gpt2
+    python bench/gpu/train.py --nodes 1 --slots 2 --paths none ddp exact    # one node: beside plain DDP
     python bench/gpu/train.py --plan                              # what would run, and whether the models can be made
     python bench/gpu/train.py --smoke                             # all of it, small, on CPUs
 
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -28,6 +30,7 @@ MODELS = ("resnet50", "gpt2", "vgg16", "bert")
 PATHS = ("none", "ddp", "fp16-hook", "powersgd", "exact", "fp16", "fp16-overlap", "int8", "topk")
 #: Not run unless asked for.
 MORE_PATHS = ("exact-overlap", "int8-overlap", "topk-overlap", "fp16-nowait")
+THEIRS = ("none", "ddp", "fp16-hook", "powersgd")
 #: What the environment does not say otherwise.
 NCCL = {
     "NCCL_SOCKET_NTHREADS": "4",
@@ -130,9 +133,25 @@ def table(results):
             cells += f"{f.get('wire', 0) / 1e6:9.2f}{f.get('payload', 0) / 1e6:9.2f}{f['cores']:7.2f}"
             cells += "".join(f"{f[part] * 1e3:9.1f}" for part in ("host", "hook", "library"))
             lines.append(f"{result['model']:10} {path:22}{cells}  ({len(f['rounds'])} rounds of {f['iterations']})")
+        lines += against_ddp(result)
         for path, why in result["failed"].items():
             lines.append(f"{result['model']:10} {path:22} failed: {why.strip().splitlines()[-1]}")
     return "\n".join(lines)
+
+
+def against_ddp(result):
+    """How long ours take beside DDP, in its rounds one by one: what counts on one node, where both are NCCL."""
+    paths = result["paths"]
+    if result["nodes"] > 1 or "ddp" not in paths:
+        return []
+    lines = []
+    for path, f in paths.items():
+        if path.partition("@")[0] in THEIRS:
+            continue
+        ratios = [mine / ddp for mine, ddp in zip(f["rounds"], paths["ddp"]["rounds"])]
+        text = f"{statistics.median(ratios):.3f} times ddp, in its rounds {min(ratios):.3f} to {max(ratios):.3f}"
+        lines.append(f"{result['model']:10} {path:22} {text}")
+    return lines
 
 
 def markdown(results):

@@ -59,13 +59,27 @@ def wrap_plain(module, device, group, **arguments):
         return _ddp(module, device, group, **arguments)
 
 
-def wrap_ours(module, device, codec, settings):
-    """DistributedDataParallel as `import paceline.torch` makes it, with a communicator of its own."""
-    chosen = {"PACELINE_CODEC": "none" if codec == "exact" else codec, **settings}
-    if device.type == "cuda":  # what is measured is this path, also where the probe would choose NCCL
-        chosen.setdefault("PACELINE_CUDA_PATH", "paceline")
-    with environment(**chosen):
-        return _ddp(module, device, dist.new_group())
+def our_environment(codec, device, nodes, settings):
+    """The variables under which a path of ours is made; `settings`, of --set and behind a path's @, win."""
+    chosen = {"PACELINE_CODEC": "none" if codec == "exact" else codec}
+    if device == "cuda" and nodes > 1:
+        # What is measured is this path, also where the probe would choose NCCL. On one node NCCL is what is chosen.
+        chosen["PACELINE_CUDA_PATH"] = "paceline"
+    return {**chosen, **settings}
+
+
+def wrap_ours(module, device, codec, settings, nodes, algorithm="unset"):
+    """DistributedDataParallel as `import paceline.torch` makes it, with a communicator of its own.
+
+    algorithm: of the NCCL group to which it belongs, as in nccl_group(): that group carries its gradients on one node,
+    or where Paceline chooses it, and DDP's beside it has the fastest.
+    """
+    if device.type == "cuda":
+        group = nccl_group(algorithm, lambda group: dist.all_reduce(torch.ones(1, device=device), group=group))
+    else:
+        group = dist.new_group()
+    with environment(**our_environment(codec, device.type, nodes, settings)):
+        return _ddp(module, device, group)
 
 
 def _ddp(module, device, group, **arguments):
@@ -75,11 +89,12 @@ def _ddp(module, device, group, **arguments):
     )
 
 
-def make(path, module, device, group, settings):
-    """The model wrapped for a path."""
+def make(path, module, device, peers, settings, nodes):
+    """The model wrapped for a path; peers: (algorithm, group) of torch's own paths, as of fastest_group()."""
     path, own = parts(path)
+    algorithm, group = peers
     if path in OURS:
-        model = wrap_ours(module, device, path.split("-")[0], {**settings, **own})
+        model = wrap_ours(module, device, path.split("-")[0], {**settings, **own}, nodes, algorithm)
         if path.endswith("-nowait"):
             _do_not_wait(model)
         return model
@@ -187,15 +202,21 @@ def _as_function(trace):
     return ready_trace_hook
 
 
+def nccl_group(algorithm, use):
+    """A group whose all-reduce has this algorithm of NCCL's; "unset": what NCCL, or the environment, makes of it.
+
+    use(group), a collective, is called where NCCL reads which one that is.
+    """
+    # Only the all-reduce: NCCL refuses operations for which the named algorithm does not exist.
+    with environment(**({} if algorithm == "unset" else {"NCCL_ALGO": f"allreduce:{algorithm}"})):
+        group = dist.new_group()
+        use(group)
+    return group
+
+
 def nccl_groups(use):
-    """NCCL's groups by the algorithm of their all-reduce; use(group) is called where NCCL reads which one that is."""
-    groups = {}
-    for name in ("", "Ring", "Tree"):
-        # Only the all-reduce: NCCL refuses operations for which the named algorithm does not exist.
-        with environment(**({"NCCL_ALGO": f"allreduce:{name}"} if name else {})):
-            group = groups[name or "unset"] = dist.new_group()
-            use(group)
-    return groups
+    """NCCL's groups by the algorithm of their all-reduce, see nccl_group()."""
+    return {algorithm: nccl_group(algorithm, use) for algorithm in ("unset", "Ring", "Tree")}
 
 
 def fastest_group(device, seconds_of):

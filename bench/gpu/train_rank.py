@@ -125,11 +125,13 @@ class Bench(bench_rank.BenchRank):
         for path in self.args.paths:
             self.doing(f"{path}: making")
             workload = self._workload(build)
-            model = train_paths.make(path, workload.module, self.device, self.group, self.args.settings)
+            peers = (best, self.group)
+            model = train_paths.make(path, workload.module, self.device, peers, self.args.settings, self.nodes)
             variant = Variant(path, model, workload)
             self.variants.append(variant)
             for _ in range(self.args.warm_up if train_paths.is_ours(path) else _WARM_UP):
                 variant.step(self.device, self.half)
+                self.doing(f"{path}: warming up")
             train_paths.keep_order(model)  # what is worked out anew once in a thousand steps is no part of a stretch
             self.doing(f"{path}: warm")
             self._choose_iterations(variant)

@@ -84,6 +84,19 @@ def test_what_the_environment_says_of_nccl_holds(monkeypatch):
     assert (env["NCCL_SOCKET_NTHREADS"], env["PACELINE_LINK_RATE"], env["NCCL_NSOCKS_PERTHREAD"]) == ("2", "10", "4")
 
 
+def test_what_a_path_is_given_wins_and_one_node_keeps_what_is_chosen_there():
+    import train_paths
+
+    def chosen(*arguments):
+        return train_paths.our_environment(*arguments)
+
+    assert chosen("fp16", "cuda", 2, {}) == {"PACELINE_CODEC": "fp16", "PACELINE_CUDA_PATH": "paceline"}
+    for nodes, device in ((1, "cuda"), (1, "cpu"), (2, "cpu")):
+        assert chosen("exact", device, nodes, {}) == {"PACELINE_CODEC": "none"}
+    name, own = train_paths.parts("exact@PACELINE_CUDA_PATH=auto,PACELINE_CODEC=bf16")
+    assert chosen(name, "cuda", 2, own) == {"PACELINE_CODEC": "bf16", "PACELINE_CUDA_PATH": "auto"}
+
+
 def test_results_of_an_all_reduce_are_held_to_their_codecs():
     import torch
 
@@ -159,7 +172,7 @@ def test_a_picture_of_results(tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_small_on_cpus(tmp_path):
     done = run(
-        *("--smoke", "--slots", "1", "--rate", "1gbit", "--models", "bert"),
+        *("--smoke", "--slots", "1", "--rate", "1gbit", "--models", "bert", "--threads", "1", "--warm-up", "8"),
         *("--paths", "none", "ddp", "fp16", "fp16-overlap", "topk", _HALF),
         *("--rounds", "2", "--limit", "300", "--out", str(tmp_path), "--profile", "fp16"),
     )
@@ -187,3 +200,19 @@ def test_small_on_cpus(tmp_path):
             "all_reduce" in str(event.get("name")) or "mm" in str(event.get("name"))
             for event in json.load(trace)["traceEvents"]
         )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_one_node_beside_plain_ddp(tmp_path):
+    done = run(
+        *("--smoke", "--nodes", "1", "--slots", "2", "--rate", "1gbit", "--models", "bert", "--threads", "1"),
+        *("--paths", "none", "ddp", "exact", "--warm-up", "4", "--rounds", "1", "--out", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "train.json").read_text())["models"][0]
+    assert (result["nodes"], result["slots"]) == (1, 2) and not result["failed"]
+    for name in ("ddp", "exact"):
+        figures = result["paths"][name]
+        assert figures["ranks_equal"] and figures["floor"] >= result["paths"]["none"]["seconds"]
+        assert figures["predicted"] == 0 and figures["wire"] < 1e5, "a node's own ranks need no link"
+    assert "times ddp, in its rounds" in (tmp_path / "train.txt").read_text()
