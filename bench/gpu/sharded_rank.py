@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import train_models
 import train_paths
+import wire_bytes
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -60,17 +61,19 @@ PATHS = {
 }
 
 
-def link_bytes(path: Way, elements: int, gathered_twice: int, nodes: int) -> float:
+def link_bytes(path: Way, elements: int, gathered_twice: int, nodes: int, mixed: bool = True) -> float:
     """Bytes that a node's link carries in one direction for a step.
 
-    elements: of the model; gathered_twice: of those that the backward pass gathers again. Parameters travel as bf16.
+    elements: of the model; gathered_twice: of those that the backward pass gathers again. mixed: parameters travel as
+    bf16, gradients as the path says; else, on CPUs, all is float32.
     """
     if path.reduce == 0 or nodes == 1:
         return 0.0
     others = (nodes - 1) / nodes
+    gather, reduce = (2, path.reduce) if mixed else (4, 4)
     if path.hybrid:
-        return 2 * others * path.reduce * elements
-    return others * (2 * (elements + gathered_twice) + path.reduce * elements)
+        return 2 * others * reduce * elements
+    return others * (gather * (elements + gathered_twice) + reduce * elements)
 
 
 def layers_of(module: nn.Module) -> nn.ModuleList:
@@ -238,7 +241,7 @@ class Bench(bench_rank.BenchRank):
         }
 
     def compare(self):
-        """A hybrid's shard has a copy on every node: their bits must be the same."""
+        """A hybrid's shard has a copy on every node, of the same bits. Our bytes must be those of the formula."""
         for variant in self.variants:
             self.doing(f"{variant.name}: comparing")
             words = [None] * self.size
@@ -248,6 +251,11 @@ class Bench(bench_rank.BenchRank):
                 if away:
                     why = f"after the rounds ranks {away} have other parameters than their copies on node 0"
                     self.result["failed"][variant.name] = why
+            figures = self.result["paths"].get(variant.name)
+            chosen = "PACELINE_CUDA_PATH" in dict(variant.path.settings)  # perhaps NCCL, whose bytes are others
+            if figures and variant.path.ours and self.nodes > 1 and not chosen:
+                why = wire_bytes.complaint(figures["predicted"], figures["wire"], self.slots)
+                self.result["failed"].update({variant.name: why} if why else {})
         self.write()
 
     # --- results -----------------------------------------------------------------------------------------------------
@@ -259,9 +267,7 @@ class Bench(bench_rank.BenchRank):
             if not variant.rounds:
                 continue
             figures = {key: statistics.median(r[key] for r in variant.rounds) for key in variant.rounds[0]}
-            size = link_bytes(variant.path, variant.elements, variant.gathered_twice, self.nodes)
-            if not self.cuda:  # without a policy all is float32
-                size = 0.0
+            size = link_bytes(variant.path, variant.elements, variant.gathered_twice, self.nodes, self.cuda)
             figures.update(
                 text=variant.path.text,
                 rounds=[r["seconds"] for r in variant.rounds],

@@ -91,6 +91,8 @@ def run_model(model, args, out, until, first):
             process.wait(20)
         result = json.loads(figures.read_text()) if figures.exists() else None
         failed = _failures(out, model)
+        if (result or {}).get("compared"):  # all had their rounds
+            break
         if not failed or time.time() + _START > until or set(failed) <= set(skipped):
             break
         skipped.update(failed)
@@ -124,6 +126,7 @@ def table(results):
             f"{trace.get('backward_s', 0) * 1e3:.1f}, optimizer {trace.get('optimizer_s', 0) * 1e3:.1f}, "
             f"{len(trace.get('ready_s', []))} buckets; NCCL's algorithm: {result.get('nccl', {}).get('chosen')}"
         )
+        lines.append(ready_times(trace))
         lines.append(head)
         for path, f in result["paths"].items():
             floor = f.get("floor")
@@ -137,6 +140,12 @@ def table(results):
         for path, why in result["failed"].items():
             lines.append(f"{result['model']:10} {path:22} failed: {why.strip().splitlines()[-1]}")
     return "\n".join(lines)
+
+
+def ready_times(trace):
+    """The trace that the floors are made of, in a line: when each bucket is ready, and how large it is."""
+    buckets = zip(trace.get("ready_s", []), trace.get("elements", []))
+    return "ready, ms:M elements  " + " ".join(f"{at * 1e3:.1f}:{size / 1e6:.3g}" for at, size in buckets)
 
 
 def against_ddp(result):
@@ -277,7 +286,7 @@ def main():
         (args.out / "train.md").write_text(markdown(results) + "\n")
         print(table(results[-1:]), flush=True)
     print(f"\n{args.out / 'train.json'} ({time.time() - started:.0f} s)")
-    return 0 if len(results) == len(args.models) else 1
+    return 0 if len(results) == len(args.models) and not any(result["failed"] for result in results) else 1
 
 
 if __name__ == "__main__":

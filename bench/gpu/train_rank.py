@@ -20,6 +20,7 @@ import train_floor
 import train_host
 import train_models
 import train_paths
+import wire_bytes
 
 import paceline.torch  # noqa: F401
 
@@ -221,7 +222,8 @@ class Bench(bench_rank.BenchRank):
             self.write()
 
     def compare(self):
-        """After the rounds: whether all ranks' parameters have the same bits; a path that must keep them so fails."""
+        """After the rounds a path fails whose ranks' parameters differ and must not, or whose bytes are wrong."""
+        self.summarise()
         for variant in self.variants:
             if not variant.rounds:
                 continue
@@ -236,8 +238,18 @@ class Bench(bench_rank.BenchRank):
                 self.result["failed"][variant.path] = (
                     f"after the rounds rank 0's parameters are not those of ranks {away}"
                 )
+            elif why := self._wrong_bytes(variant):
+                self.result["failed"][variant.path] = why
+        self.result["compared"] = True  # so what failed did not keep the others from their rounds
         self.summarise()
         self.write()
+
+    def _wrong_bytes(self, variant):
+        """What is wrong with the bytes of a path of ours on a node's link; "" where NCCL carries it, or nothing."""
+        figures = self.result["paths"][variant.path]
+        if self.nodes < 2 or "wire" not in figures or train_paths.attachment_of(variant.model) is None:
+            return ""
+        return wire_bytes.complaint(figures["payload"], figures["wire"], self.slots)
 
     def profile(self):
         """After the rounds: some iterations of each path asked for, as torch's profiler sees them on rank 0."""
@@ -321,6 +333,8 @@ class Bench(bench_rank.BenchRank):
                 continue
             median = {key: statistics.median(r[key] for r in variant.rounds) for key in variant.rounds[0]}
             median["rounds"] = [r["seconds"] for r in variant.rounds]
+            if "wire" in median:
+                median["beyond_headers"] = median["wire"] - wire_bytes.framed(median["payload"])
             median["iterations"] = variant.iterations
             median.update(variant.host)
             median["ranks_equal"] = variant.ranks_equal
