@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,55 @@ def test_device_code_does_not_need_the_wheels_compiler(tmp_path):
         subprocess.run(command, check=True, capture_output=True, timeout=300)
     words = log.read_text().split()
     assert words[words.index("-ccbin") + 1] == shutil.which("g++")
+
+
+def nvcc_option(tree, wheels):
+    """What ./dev says, and gives to CMake last, where the system has no nvcc and pip knows these packages alone."""
+    hide = 'if [ -d /usr/local/cuda/bin ]; then mount -t tmpfs none "$(readlink -f /usr/local/cuda)"; fi'
+    script = f'{hide}; . "{COMMON}"; setup_nvcc build; printf "%s\\n" "${{NVCC_OPTION[@]}}"'
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    env |= {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+    env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PACELINE_CACHE": str(tree.parent / "cache")}
+    command = ["unshare", "--mount", "bash", "-euc", script]
+    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout.splitlines()
+
+
+def package(folder, name, version, files):
+    """A package of these files, as pip installs it."""
+    about = f"{name.replace('-', '_')}-{version}"
+    with zipfile.ZipFile(folder / f"{about}-py3-none-any.whl", "w") as wheel:
+        for path, text in files.items():
+            entry = zipfile.ZipInfo(path)
+            entry.external_attr = 0o100755 << 16
+            wheel.writestr(entry, text)
+        wheel.writestr(f"{about}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{about}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}.dist-info/RECORD", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="hiding the system's nvcc needs root")
+def test_where_the_system_has_no_nvcc_it_is_installed_once(tree, tmp_path):
+    shutil.copy(ROOT / "requirements" / "cuda.txt", tree / "requirements")
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    said = nvcc_option(tree, wheels)
+    assert said[-1] == "-DPACELINE_NVCC=" and "no device code is built" in said[-2], said
+
+    for line in (tree / "requirements" / "cuda.txt").read_text().split():
+        name, version = line.split("==")
+        package(wheels, name, version, {"nvidia/cu13/bin/nvcc": "#!/bin/sh\necho sm_90\n"} if "nvcc" in name else {})
+    option = nvcc_option(tree, wheels)[-1]
+    assert module_of([option.removeprefix("-DPACELINE_NVCC=")]) == "sm_90"
+    shutil.rmtree(wheels)
+    assert nvcc_option(tree, wheels) == [option]
+
+    (tree / "build").mkdir(exist_ok=True)
+    cache = tree / "build" / "CMakeCache.txt"
+    cache.write_text(f"{option[2:].replace('=', ':FILEPATH=')}\n")
+    assert nvcc_option(tree, wheels) == [option], "what an earlier build was given by ./dev"
+    cache.write_text("PACELINE_NVCC:FILEPATH=/opt/cuda/bin/nvcc\n")
+    assert nvcc_option(tree, wheels) == [""], "what was given by hand stays"
 
 
 @pytest.mark.parametrize("clear", [["-u", "HOME"], ["HOME="]])

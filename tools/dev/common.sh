@@ -59,9 +59,29 @@ fill_environment() {
   [ -e "$base/complete" ] && return
   say "making the Python environment '$name' (once)"
   rm -rf "$base"
-  /usr/bin/python3 -m venv "$base"
-  "$base/bin/pip" install -q --progress-bar off -r "requirements/$name.txt"
-  touch "$base/complete"
+  # One chain: where the caller goes on without it, bash does not stop at the first command that fails.
+  /usr/bin/python3 -m venv "$base" && "$base/bin/pip" install -q --progress-bar off -r "requirements/$name.txt" && touch "$base/complete"
+}
+
+# setup_nvcc BUILD: sets NVCC_OPTION, what CMake is told of nvcc in that folder: nothing where it was given one by hand,
+# else the system's, which CMake finds, else the one of NVIDIA's packages for Python, installed once like an environment.
+# Where they can't be had a line says what that means, and NVCC_MISSING is not empty.
+setup_nvcc() {
+  local key base given
+  key=$(sha256sum requirements/cuda.txt | cut -c1-16)
+  base="$PACELINE_CACHE/venv-cuda-$key"
+  given=$(sed -n 's/^PACELINE_NVCC:[^=]*=//p' "$1/CMakeCache.txt" 2>/dev/null || true)
+  NVCC_OPTION=() NVCC_MISSING=
+  case "$given" in "" | "$PACELINE_CACHE"/venv-cuda-*) ;; *) return ;; esac
+  NVCC_OPTION=(-DPACELINE_NVCC=)
+  if nvcc --version >/dev/null 2>&1 || /usr/local/cuda/bin/nvcc --version >/dev/null 2>&1; then return; fi
+  if [ -e "$base/complete" ] ||
+     PIP_RETRIES=1 PIP_DEFAULT_TIMEOUT=10 under_lock "$PACELINE_CACHE/lock" fill_environment cuda "$base"; then
+    NVCC_OPTION=("-DPACELINE_NVCC=$(echo "$base"/lib/python3*/site-packages/nvidia/cu*/bin/nvcc)")
+  else
+    NVCC_MISSING=1
+    say "nvcc is missing and could not be installed (above): no device code is built, and CUDA models keep torch's own all-reduce"
+  fi
 }
 
 point_environment() {
@@ -114,6 +134,7 @@ build_release() {
 }
 
 build_tree() {
-  cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo >build/configure.log 2>&1 || { cat build/configure.log; die "cmake failed"; }
+  setup_nvcc build
+  cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo "${NVCC_OPTION[@]}" >build/configure.log 2>&1 || { cat build/configure.log; die "cmake failed"; }
   cmake --build build
 }

@@ -23,6 +23,7 @@ fetch_source() {
   touch "$dir/complete"
 }
 under_lock "$PACELINE_CACHE/lock" fetch_source highway
+setup_nvcc build-wheel
 
 # Headers only of what is taken from the system: its C library must stay out of sight of the cross compiler.
 build=build-wheel
@@ -39,7 +40,7 @@ cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DPACELINE_TESTS=OFF 
   -DCMAKE_CXX_COMPILER="$PWD/$build/zig-c++" -DCMAKE_AR="$PWD/$build/zig-ar" -DCMAKE_RANLIB="$PWD/$build/zig-ranlib" \
   -DPACELINE_NVCC_CXX="$(command -v g++)" -DCMAKE_CXX_COMPILER_LAUNCHER= -DCMAKE_CXX_FLAGS="-isystem $PWD/$build/include" \
   -DPACELINE_SODIUM="/usr/lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH)/libsodium.a" \
-  -DPACELINE_HWY_SOURCE_DIR="$PACELINE_CACHE/source-highway/tree" -DPACELINE_SYSTEM_FMT=OFF >"$build/configure.log" || { tail -20 "$build/configure.log"; exit 1; }
+  -DPACELINE_HWY_SOURCE_DIR="$PACELINE_CACHE/source-highway/tree" -DPACELINE_SYSTEM_FMT=OFF "${NVCC_OPTION[@]}" >"$build/configure.log" || { tail -20 "$build/configure.log"; exit 1; }
 cmake --build "$build"
 
 say "packing"
@@ -59,6 +60,11 @@ foreign=$(objdump -p "$stage"/paceline/lib/*.so "$stage/paceline/bin/paceline" |
 [ -z "$foreign" ] || die "the wheel needs libraries beyond the C library: $foreign"
 strays=$(objdump -p "$stage"/paceline/lib/*.so "$stage/paceline/bin/paceline" | awk '$1 ~ /^R(UN)?PATH$/ && $2 != "$ORIGIN" {print $2}')
 [ -z "$strays" ] || die "the wheel looks for libraries in folders of this machine: $strays"
+# Each image of device code begins with the magic number of a fatbin.
+images=$({ LC_ALL=C grep -oaP '\x50\xed\x55\xba' "$stage/paceline/lib/libpaceline_cuda.so" || true; } | wc -l)
+sources=(src/device/cuda/*.cu)
+[ -n "$NVCC_MISSING" ] || [ "$images" = ${#sources[@]} ] ||
+  die "libpaceline_cuda.so holds $images images of device code, of ${#sources[@]} sources: see PACELINE_NVCC in $build/CMakeCache.txt"
 rm -f dist/*.whl
 build/venv/wheel/bin/pip wheel -q --no-deps --no-build-isolation -w dist \
   --config-settings=--build-option=--python-tag=py3 --config-settings=--build-option=--plat-name=manylinux_2_28_x86_64 "$stage"
@@ -75,3 +81,4 @@ for library in glob.glob(os.path.join(os.path.dirname(paceline.__file__), "lib",
   "$OLDPWD/$trial/bin/python" -m py_compile "$OLDPWD/$trial/compat/perseus/examples/pytorch_native_ddp_demo.py" &&
   "$OLDPWD/$trial/bin/paceline" run -np 2 -- "$OLDPWD/$trial/bin/python" -m paceline.selftest)
 say "$wheel needs $newest and nothing else"
+[ -z "$NVCC_MISSING" ] || printf 'dev: WARNING: %s has NO DEVICE CODE, as nvcc is missing: CUDA models keep torch'"'"'s own all-reduce\n' "$wheel" >&2
