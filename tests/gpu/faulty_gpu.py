@@ -1,27 +1,47 @@
-"""Ranks that train on a GPU and meet a fault: which one is the first argument. Survivors write what they saw."""
+"""Ranks that train on a GPU and meet a fault. Who sees it writes what it saw.
+
+Arguments: killed, stopped, raises (rank 1) or cut (the link of rank 1's node; nobody dies); before or after the
+backward pass. With backend nccl torch's own group sums up the losses meanwhile, and nobody waits for that.
+"""
 
 import faulthandler
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 
 import torch
+import torch.distributed as dist
 from gpu_world import DEVICE, RANK
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 REPORT = os.environ["CHECKS_REPORT"]
+BACKEND = os.environ.get("CHECKS_BACKEND", "gloo")
 VICTIM = 1
+LAST = 10  # ranks that share a GPU take turns on it, and NCCL's kernels wait for each other's turns
+facts = {}
 
 
-def note(**facts):
+def note(**more):
+    facts.update(more)
     with open(f"{REPORT}.{RANK}", "w") as report:
         json.dump(facts, report)
 
 
+def interface():
+    names = [name for name in os.listdir("/sys/class/net") if name != "lo"]
+    assert len(names) == 1, names
+    return names[0]
+
+
 def fail_now(which):
+    if which == "cut":
+        subprocess.run(["ip", "link", "set", interface(), "down"], check=True)
+        note(cut=time.monotonic())
+        return
     note(at=time.monotonic())
     if which == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -33,7 +53,7 @@ def fail_now(which):
 
 def wrapped(net):
     """DDP, or on "cuda:paceline" a sharded model."""
-    if "cuda:paceline" not in os.environ.get("CHECKS_BACKEND", ""):
+    if "cuda:paceline" not in BACKEND:
         return DistributedDataParallel(net.to(DEVICE), device_ids=[DEVICE.index])
     from torch.distributed.fsdp import fully_shard
 
@@ -45,6 +65,12 @@ def local(parameter):
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
+def comes_to_rest():
+    """NCCL's kernels that wait for a lost rank have ended, and with them all that the GPU had to do."""
+    torch.cuda.synchronize()
+    return True
+
+
 def main():
     which, where = sys.argv[1:3]
     torch.manual_seed(0)
@@ -52,7 +78,16 @@ def main():
     model = wrapped(net)
     fused = os.environ.get("CHECKS_FUSED") == "1"  # then the host does not wait before the step
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=fused)
-    snapshots = {}
+    snapshots, works = {}, []
+
+    def meet(step, loss):
+        """The fault; then what NCCL has under way when the others hear of it, for the victim takes no part."""
+        if RANK == VICTIM and step == LAST:
+            fail_now(which)
+        if BACKEND == "nccl":
+            works.append(dist.all_reduce(loss.detach().clone(), async_op=True))
+            del works[:-3]
+
     for step in range(1_000_000):
         snapshots[step] = [local(p).detach().clone() for p in model.parameters()]
         snapshots.pop(step - 3, None)
@@ -60,24 +95,26 @@ def main():
         data = torch.randn(8, 512, device=DEVICE)
         try:
             loss = (model(data) ** 2).mean()
-            if RANK == VICTIM and step == 20 and where == "before":
-                fail_now(which)
+            if where == "before":
+                meet(step, loss)
             loss.backward()
-            if RANK == VICTIM and step == 20 and where == "after":
-                fail_now(which)
+            if where == "after":
+                meet(step, loss)
             optimizer.step()
         except ValueError:
             raise
         except BaseException as error:
             seen = time.monotonic()
+            faulthandler.dump_traceback_later(15)  # what it hangs in, if it does
             now = [local(p) for p in model.parameters()]
-            # A host that runs ahead hears of it a step later. What died before its backward pass ended step 20; of what
-            # died after it, all that the step needed may have arrived.
-            allowed = [snapshots[20]] if where == "before" and 20 in snapshots else snapshots.values()
+            # A host that runs ahead hears of it a step later. What died before its backward pass ended that step; of
+            # what died after it, all that the step needed may have arrived.
+            allowed = [snapshots[LAST]] if where == "before" and LAST in snapshots else snapshots.values()
             same = any(all(torch.equal(a, b) for a, b in zip(one, now)) for one in allowed)
             kinds = [kind.__name__ for kind in type(error).__mro__]
             note(kind=type(error).__name__, kinds=kinds, text=str(error), at=seen, unchanged=same, step=step)
-            faulthandler.dump_traceback_later(5)  # what it hangs in, if it does
+            note(rests=comes_to_rest())
+            faulthandler.dump_traceback_later(5)
             raise  # the process must be able to end by itself
 
 

@@ -7,13 +7,16 @@ from lab_launch import LabRun
 def survivors(which, where, nodes, timeout=60, script="faulty_gpu.py", **extra):
     done = LabRun(script, nodes, [which, where], timeout=timeout, grace="10s", **extra)
     assert not done.hung, done.everything()
-    others = [report for rank, report in enumerate(done.reports) if rank != 1]
+    lost = [] if which == "cut" else [1]
+    others = [report for rank, report in enumerate(done.reports) if rank not in lost]
     for report in others:
         assert "kind" in report, done.everything()
         assert "PacelineError" in report["kinds"], report
         assert report["unchanged"], "parameters changed after the fault"
+        if script == "faulty_gpu.py":
+            assert report.get("rests"), f"the GPU waits for what was lost\n{done.everything()}"
     # An uncaught exception, not a signal: the process could end by itself.
-    assert [code for rank, code in enumerate(done.exits) if rank != 1] == [1] * len(others), done.everything()
+    assert [code for rank, code in enumerate(done.exits) if rank not in lost] == [1] * len(others), done.everything()
     return others, done.reports[1], done.everything()
 
 
@@ -78,6 +81,20 @@ def test_a_stopped_rank_is_named_at_the_deadline(slots):
         assert report["kind"] in ("TimeoutError", "PeerLostError"), everything
         assert "rank 1" in report["text"], report["text"]
         assert report["at"] - victim["at"] < 7.0, report["at"] - victim["at"]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_cut_link_is_named_on_every_rank_at_the_deadline(slots):
+    """Nobody dies, and no socket closes: each node hears no more of the other one."""
+    everybody, cutter, everything = survivors(
+        "cut", "before", 2, slots=slots, PACELINE_TIMEOUT="5", CHECKS_BACKEND="nccl"
+    )
+    assert len(everybody) == 2 * slots
+    for rank, report in enumerate(everybody):
+        assert report["kind"] in ("TimeoutError", "PeerLostError"), everything
+        beyond = range(slots, 2 * slots) if rank < slots else range(slots)
+        assert any(f"rank {other}" in report["text"] for other in beyond), (rank, report["text"])
+        assert report["at"] - cutter["cut"] < 5.0 + 2.0, report["at"] - cutter["cut"]
 
 
 def test_an_exception_elsewhere_is_told():
