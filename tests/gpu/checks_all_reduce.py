@@ -5,6 +5,7 @@ import torch.distributed as dist
 from checks import check, run
 from gpu_world import DEVICE, NODES, RANK, SIZE, SLOTS, assert_same_bits, cuda_communicator, gather, normal, reduce
 
+import paceline
 from paceline import _cuda
 from paceline import communicator as core
 
@@ -183,6 +184,28 @@ def a_rolled_back_step_leaves_no_trace():
             wished = normal(RANK, 200_000, 77)
             made.write_residual(3, wished.data_ptr(), wished.numel())
             assert torch.equal(residual_of(made, 3, 200_000), wished)
+
+
+@check
+def a_captured_stream_is_refused_by_name():
+    """The capture itself is none the worse for it: it can be replayed, and the next all-reduce is right."""
+    with cuda_communicator(reserve=1 << 20) as made:
+        against_float64(made, 5000, "none")
+        data = normal(RANK, 5000).to(DEVICE)
+        kept, replays = data.clone(), torch.zeros(1, device=DEVICE)
+        graph, said = torch.cuda.CUDAGraph(), ""
+        with torch.cuda.graph(graph):
+            replays += 1
+            try:
+                reduce(made, data, codec=_cuda.CODEC_NONE)
+            except paceline.UnsupportedError as error:
+                said = str(error)
+        assert "all-reduce 'test': its stream is being captured into a CUDA graph" in said, said
+        for _ in range(3):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert replays.item() == 3 and torch.equal(data, kept), "something of the all-reduce was captured"
+        against_float64(made, 5000, "none", salt=1)
 
 
 @check

@@ -57,6 +57,32 @@ def the_groups_tensors_travel_through_paceline():
 
 
 @check
+def captured_collectives_are_refused_by_name():
+    """The capture itself is none the worse for it, and neither is the group."""
+    tensor, output = mine(1000), torch.zeros(SIZE * 1000, device=DEVICE)
+    replays, said = torch.zeros(1, device=DEVICE), []
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replays += 1
+        for call in (lambda: dist.all_reduce(tensor), lambda: dist.all_gather_into_tensor(output, tensor)):
+            try:
+                call()
+            except paceline.UnsupportedError as error:
+                said.append(str(error))
+    assert len(said) == 2, said
+    for text, kind in zip(said, ("all-reduce 'all_reduce", "all-gather 'all_gather")):
+        assert kind in text and "its stream is being captured into a CUDA graph" in text, said
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert replays.item() == 3
+    assert_is(tensor, values(RANK, 1000))
+    assert not output.any(), "something of a collective was captured"
+    dist.all_reduce(tensor)
+    assert_is(tensor, sum(everyone(1000)))
+
+
+@check
 def every_collective_at_every_size():
     for salt, count in enumerate(SIZES):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):

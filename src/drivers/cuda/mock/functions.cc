@@ -383,9 +383,11 @@ CudaResult stream_synchronize(Stream stream) {
   auto* s = device->resolve(stream);
   return wait_for(*device, [&] { return s->completed == s->enqueued; });
 }
-CudaResult stream_is_capturing(Stream, int* status) {
+CudaResult stream_is_capturing(Stream stream, int* status) {
   ENTER_CONTEXT("stream_is_capturing");
-  *status = 0;
+  const auto* s = device->resolve(stream);
+  const std::lock_guard lock(device->mutex);
+  *status = s->capturing ? 1 : 0;  // CU_STREAM_CAPTURE_STATUS_ACTIVE
   return 0;
 }
 CudaResult thread_exchange_stream_capture_mode(int* mode) {

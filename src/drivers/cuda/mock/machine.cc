@@ -39,6 +39,7 @@ void ContextTag::enqueue(mock::Item item) {
   if (options->queue_room > 0)
     changed.wait_for(lock, std::chrono::duration<double>(options->patience_s), has_room);
   ++item.stream->enqueued;
+  if (item.stream->capturing) ++counts.captured;
   if (item.waits_for_value) {
     ++counts.pending_waits;
     if (item.stream->pending_waits++ == 0) ++counts.streams_in_wait;
@@ -260,6 +261,10 @@ void Machine::add_barrier(Stream stream, int device) {
   item.stream = d.resolve(stream);
   item.barrier = true;
   d.enqueue(std::move(item));
+}
+void Machine::capture(Stream stream, bool capturing) {
+  const std::lock_guard lock(stream->device->mutex);
+  stream->capturing = capturing;
 }
 
 }  // namespace mock

@@ -100,6 +100,7 @@ class Machine {
     uint64_t streams_in_wait = 0, most_streams_in_wait = 0;  ///< that have waits for a value
     uint64_t objects = 0;  ///< streams, events, modules and other processes' memory that exist
     uint64_t freed_while_open = 0;  ///< pieces of memory, that another rank still had open
+    uint64_t captured = 0;  ///< pieces of work that were given to a stream while it was captured
   };
   [[nodiscard]] Counts counts(int device) const;
   /// Waits until the device has nothing to do, or is lost; false: not within `patience`.
@@ -110,6 +111,8 @@ class Machine {
   /// Holds up all that the device is given later, whatever its stream, until all that it was given before has ended: as the
   /// driver does when a kernel's first use makes local memory grow, or its code is loaded (the calling thread waits too then).
   void add_barrier(Stream stream, int device);
+  /// From now on the stream is captured into a graph, or no longer. What it is given meanwhile is counted and done all the same.
+  static void capture(Stream stream, bool capturing);
 
   struct State;
 

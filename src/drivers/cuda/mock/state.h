@@ -22,6 +22,7 @@ struct StreamTag {
   size_t queue = 0;
   uint64_t enqueued = 0, completed = 0;  // under the device's mutex
   uint64_t pending_waits = 0;            // for values
+  bool capturing = false;                // under the device's mutex
 };
 
 struct EventTag {
