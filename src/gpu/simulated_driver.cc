@@ -1,6 +1,8 @@
 // A CUDA driver of one simulated GPU as a library of its own (libcuda.so.1), for tests of whole programs: a process that
 // has loaded it before libpaceline_cuda.so finds a GPU whose memory is the host's and whose kernels are the reference's.
+// $SIMULATED_CUDA_VERSION is what the driver says it offers, as cuDriverGetVersion counts: 11060 is CUDA 11.6.
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <tuple>
 
@@ -17,6 +19,8 @@ const cu::Api& api() {
   static const auto* const machine = [] {
     cu::mock::Options options;
     options.memory = uint64_t{4} << 30;
+    if (const char* version = std::getenv("SIMULATED_CUDA_VERSION"); version != nullptr)
+      options.driver_version = std::atoi(version);
     auto* made = new cu::mock::Machine(options);  // as long as the process, as a driver is
     static constexpr size_t kSizes[] = {
 #define SIZE(name, argument) sizeof(codecs::argument),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import ROOT, Launch, environment
+from support import ROOT, SIMULATED, Launch, environment
 from torch import nn
 
 import paceline
@@ -94,6 +94,34 @@ def test_without_a_visible_device_the_reason_is_said():
     said = [line for line in lines if "keeps torch's own all-reduce" in line]
     assert len(said) == 1, lines
     assert re.search(r"driver|device|libcuda", said[0]), said
+
+
+def test_a_driver_that_is_too_old_is_named_with_what_to_install():
+    built(_cuda.NAME)
+    lines, _ = choose(LD_LIBRARY_PATH=str(SIMULATED.parent), SIMULATED_CUDA_VERSION="11060")
+    said = [line for line in lines if "keeps torch's own all-reduce" in line]
+    assert len(said) == 1, lines
+    assert "the CUDA driver is too old: it offers CUDA 11.6; " in said[0], said
+    assert "need a driver for CUDA 11.7 or later (515 and up)" in said[0], said
+
+
+@pytest.mark.parametrize(("version", "lacking"), [("11060", False), ("11070", True), ("13020", True)])
+def test_what_a_driver_lacks_is_missing(tmp_path, version, lacking):
+    """By its version, or by a function that is not there, whatever the version says."""
+    if lacking:
+        source, driver = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
+        has = "int cuInit(unsigned f) { return 0; }", f"int cuDriverGetVersion(int* v) {{ *v = {version}; return 0; }}"
+        source.write_text("\n".join((*has, "")))
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(driver), str(source)], check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", "from paceline import _cuda; print(_cuda.missing())"],
+        env=environment(LD_LIBRARY_PATH=str(tmp_path if lacking else SIMULATED.parent), SIMULATED_CUDA_VERSION=version),
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    offers = f"it offers CUDA {int(version) // 1000}.{int(version) % 1000 // 10}"
+    lacks = " and lacks cuGetErrorName" if lacking else ""
+    assert f"the CUDA driver is too old: {offers}{lacks}; stream memory" in done.stdout, done.stdout + done.stderr
+    assert "a driver for CUDA 11.7 or later (515 and up)" in done.stdout, done.stdout
 
 
 def test_missing_is_a_sentence():
