@@ -107,10 +107,9 @@ def bit_equal_to_the_barrier_in_fp16():
 
 @check
 def bit_equal_to_the_barrier_with_residuals():
-    if SIZE == 2:
-        with settings(topk_threshold=0, topk_ratio=0.02):
-            compare(sgd, codec="topk")
-        compare(sgd, codec="int8")
+    with settings(topk_threshold=0, topk_ratio=0.02):
+        compare(sgd, codec="topk")
+    compare(sgd, codec="int8")
 
 
 @check
@@ -279,7 +278,7 @@ def _steps_with_delays(kind):
 
 @check
 def what_gates_cost():
-    """Printed, not judged: seconds of a step with a barrier and without, and how long the host waited of that."""
+    """Reported, not judged: seconds of a step with a barrier and without, and how long the host waited of that."""
     for how, fused in ((False, False), (True, False), (False, True), (True, True)):
         model = wrap(network(width=2048), bucket_cap_mb=4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=fused)
@@ -302,10 +301,9 @@ def what_gates_cost():
         train(model, optimizer, 20)
         torch.cuda.synchronize()
         took = (time.perf_counter() - begin) / 20 * 1e3
-        print(
-            f"overlap {how}, fused {fused}: {took:.2f} ms a step, {waited[0] / 20 * 1e3:.2f} ms of it waiting",
-            flush=True,
-        )
+        if RANK == 0:
+            waiting = f"{waited[0] / 20 * 1e3:.2f} ms of it waiting"
+            print(f"figure: overlap {how}, fused {fused}: {took:.2f} ms a step, {waiting}", flush=True)
 
 
 if __name__ == "__main__":

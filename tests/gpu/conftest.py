@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from lab_launch import PROGRAM
+from lab_launch import PROGRAM, figures
 
 
 def _why_not():
@@ -38,3 +38,11 @@ def gpu_is_there(request):
     if os.environ.get("REQUIRE") == "cuda" and request.node.get_closest_marker("anywhere") is None:
         reason = _why_not()
         assert not reason, f"REQUIRE=cuda: {reason}"
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What checks have measured, whatever became of them; with -q too."""
+    if figures:
+        terminalreporter.section("figures")
+    for figure in figures:
+        terminalreporter.write_line(figure)

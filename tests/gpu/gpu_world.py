@@ -12,12 +12,12 @@ from paceline import communicator as core
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 SLOTS = int(os.environ["PACELINE_LAB_SLOTS"])
-NODES = SIZE // SLOTS
+NODES, NODE = SIZE // SLOTS, RANK // SLOTS
 if torch.cuda.device_count() < SLOTS and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
     # Ranks of a node share a GPU: NCCL before 2.30 allows that to what it takes for different hosts.
     os.environ["NCCL_HOSTID"] = f"rank{RANK}"
 else:
-    os.environ["NCCL_HOSTID"] = f"node{RANK // SLOTS}"
+    os.environ["NCCL_HOSTID"] = f"node{NODE}"
 DEVICE = torch.device("cuda", RANK % torch.cuda.device_count())
 torch.cuda.set_device(DEVICE)
 dist.init_process_group(os.environ.get("CHECKS_BACKEND", "gloo"))
@@ -93,3 +93,16 @@ def gather(tensor):
     parts = [torch.empty_like(mine) for _ in range(SIZE)]
     dist.all_gather(parts, mine)
     return parts
+
+
+def added(parts):
+    """The sum in this order, in the tensors' own dtype; of two there is no other."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def of_my_node(parts):
+    """This node's of one a rank."""
+    return parts[NODE * SLOTS : (NODE + 1) * SLOTS]

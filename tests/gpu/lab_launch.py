@@ -14,6 +14,9 @@ ROOT = HERE.parents[1]
 PROGRAM = ROOT / "build" / "bin" / "paceline"
 #: Where several suites share the GPUs: all their limits are so many times longer.
 PATIENCE = float(os.environ.get("CHECKS_PATIENCE", "1"))
+#: What checks have measured in the launches so far, a sentence each: conftest.py prints them at the end.
+figures = []
+_NAMED = ("PACELINE_LANES", "CUDA_DEVICE_MAX_CONNECTIONS")
 _FAMILIES = ("PACELINE_", "LIGHT_", "PERSEUS_", "TIACC_TRAINING_", "HOROVOD_")
 
 
@@ -26,6 +29,11 @@ def environment(**extra):
     clean.update(OMP_NUM_THREADS="1", PACELINE_TIMEOUT="30", TORCH_CPP_LOG_LEVEL="ERROR", PACELINE_CUDA_PATH="paceline")
     clean.update(extra)
     return clean
+
+
+def keep_figures(what, output):
+    """Checks say "figure: …" on one of their ranks."""
+    figures.extend(f"{what}: {figure.strip()}" for figure in re.findall(r"figure: (.*)", output))
 
 
 class LabRun:
@@ -54,6 +62,8 @@ class LabRun:
                     output, _ = process.communicate()
             self.code = process.returncode
             self.output = output.decode(errors="replace")
+            chosen = [f"{name}={value}" for name, value in extra.items() if name in _NAMED]
+            keep_figures(" ".join([script, f"{nodes} × {slots}", *chosen]), self.output)
             lab = self._read(f"{folder}/lab.json")
             #: How each rank ended: its exit code, 128 + the signal.
             self.exits = [rank["exit_code"] for rank in lab.get("ranks", [])]
@@ -68,10 +78,19 @@ class LabRun:
 
 
 class LabSuite:
-    """One launch of a file of checks (tests/torch/checks.py), shared by the tests that look at its results."""
+    """One launch of a file of checks (tests/torch/checks.py), shared by the tests that look at its results.
 
-    def __init__(self, script, nodes, **extra):
-        self._make = lambda: LabRun(script, nodes, **extra)
+    only, without: names of its checks, where not all of them claim something here. names: those that run; where pytest
+    itself has CHECKS_ONLY=NAME,NAME, of those alone.
+    """
+
+    def __init__(self, script, nodes, only=(), without=(), **extra):
+        everything = names_of(script)
+        assert {*only, *without} <= set(everything), {*only, *without} - set(everything)
+        chosen = os.environ.get("CHECKS_ONLY", ",".join(everything)).split(",")
+        kept = [name for name in only or everything if name not in without]
+        self.names = [name for name in kept if name in chosen]
+        self._make = lambda: LabRun(script, nodes, CHECKS_ONLY=",".join(self.names), **extra)
         self._done = None
 
     def result(self):

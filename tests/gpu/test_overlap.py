@@ -1,9 +1,8 @@
 """overlap="forward" over namespaces as nodes, one rank each, sharing the GPUs of this machine."""
 
 import pytest
-from lab_launch import LabRun, LabSuite, names_of
+from lab_launch import LabRun, LabSuite
 
-NAMES = names_of("checks_overlap.py")
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 two = LabSuite("checks_overlap.py", 2, timeout=170, **DETERMINISTIC)
 lanes = LabSuite(
@@ -12,17 +11,17 @@ lanes = LabSuite(
 two_by_two = LabSuite("checks_overlap.py", 2, slots=2, timeout=240, **DETERMINISTIC)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", two.names)
 def test_two_nodes(name):
     two.expect(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", lanes.names)
 def test_two_nodes_four_lanes_one_hardware_queue(name):
     lanes.expect(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", two_by_two.names)
 def test_two_nodes_of_two_ranks(name):
     """NCCL inside the nodes, Paceline between them."""
     two_by_two.expect(name)

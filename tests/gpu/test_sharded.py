@@ -1,26 +1,25 @@
 """FSDP, ZeRO and every collective on "cpu:paceline,cuda:paceline": namespaces as nodes, sharing this machine's GPUs."""
 
 import pytest
-from lab_launch import LabSuite, names_of
+from lab_launch import LabSuite
 
-NAMES = names_of("checks_sharded.py")
 CHOSEN = {"CHECKS_BACKEND": "cpu:paceline,cuda:paceline"}
 two = LabSuite("checks_sharded.py", 2, timeout=170, **CHOSEN)
 one_queue = LabSuite("checks_sharded.py", 2, timeout=170, CUDA_DEVICE_MAX_CONNECTIONS="1", PACELINE_LANES="2", **CHOSEN)
 two_by_two = LabSuite("checks_sharded.py", 2, slots=2, timeout=240, **CHOSEN)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", two.names)
 def test_two_nodes(name):
     two.expect(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_queue.names)
 def test_two_nodes_one_hardware_queue(name):
     one_queue.expect(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", two_by_two.names)
 def test_two_nodes_of_two_ranks(name):
     """NCCL inside the nodes, Paceline between them."""
     two_by_two.expect(name)
