@@ -14,6 +14,7 @@ struct Load {
   bool reversed;  ///< buckets are handed over in the opposite order every other step
   int wires = default_wires();
   uint64_t usual_in_node = 0;  ///< bytes; larger ones are several operations
+  int steps = 25;
 };
 
 class StepsOf : public testing::TestWithParam<Load> {};
@@ -30,11 +31,10 @@ TEST_P(StepsOf, SumsAreRightAndAlikeOverManySteps) {
   o.machine.seed = 5;
   o.wires = load.wires;
   Cluster cluster(o);
-  constexpr int kSteps = 25;
   const std::vector<uint64_t> sizes = {30011, 7, 12000, 1, 20480};
   const auto size = static_cast<size_t>(cluster.size());
   std::vector<std::vector<float>> ends(size);
-  cluster.run([&](Rank r) {
+  const auto steps = [&](Rank r) {
     auto made = cluster.create(r, {.lanes = load.lanes,
                                    .piece_bytes = 16 * 1024,
                                    .least_host_bytes = 160 * 1024,
@@ -46,7 +46,7 @@ TEST_P(StepsOf, SumsAreRightAndAlikeOverManySteps) {
     std::mt19937 delays(static_cast<unsigned>(r));
     std::vector<std::unique_ptr<Tensor>> tensors;
     for (auto n : sizes) tensors.push_back(std::make_unique<Tensor>(cluster, r, n * sizeof(float)));
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < load.steps; ++step) {
       for (size_t i = 0; i < sizes.size(); ++i) {
         const size_t b = load.reversed && step % 2 == 1 ? sizes.size() - 1 - i : i;
         for (uint64_t k = 0; k < sizes[b]; ++k)
@@ -80,7 +80,8 @@ TEST_P(StepsOf, SumsAreRightAndAlikeOverManySteps) {
     const bool ahead = load.queues != 0;
     EXPECT_LE(cluster.machine().counts(r).most_streams_in_wait, ahead ? 1U : 2U);
     EXPECT_TRUE(path.destroy().is_ok());
-  });
+  };
+  cluster.run(steps, 180);  // a sanitizer is slow
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -96,6 +97,28 @@ INSTANTIATE_TEST_SUITE_P(
                          l.queues, l.reversed ? "_reversed" : "", l.wires,
                          l.usual_in_node > 0 ? "_cut" : "");
     });
+
+std::vector<Load> long_runs() {
+  std::vector<Load> loads;
+  for (const int local_size : {1, 2}) {
+    for (const int lanes : {1, 4}) {
+      for (const int queues : {0, 1})
+        loads.push_back({.nodes = 2,
+                         .local_size = local_size,
+                         .lanes = lanes,
+                         .queues = queues,
+                         .reversed = true,
+                         .steps = 50});
+    }
+  }
+  return loads;
+}
+
+// What comes in is launched as it comes, or (one hardware queue) enqueued with the call; each with one lane and several.
+INSTANTIATE_TEST_SUITE_P(LongRuns, StepsOf, testing::ValuesIn(long_runs()), [](const auto& info) {
+  const auto& l = info.param;
+  return fmt::format("{}x{}_{}lanes_{}queues", l.nodes, l.local_size, l.lanes, l.queues);
+});
 
 /// Parameters 0 … 4 of these sizes, in buckets.
 const std::vector<uint64_t> kParameters = {24000, 17, 72009, 32768, 555};

@@ -4,13 +4,15 @@ import pytest
 from lab_launch import LabSuite
 
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+DELAYS = "two_thousand_steps_with_delays"
 #: Sums of two, which have one order.
 TWO_RANKS = ("exact_equals_plain_ddp_bit_by_bit",)
 TWO_NODES = ("exact_equals_its_replay", "top_k_equals_its_replay", "int8_equals_its_replay")
-two = LabSuite("checks_training.py", 2, timeout=170, **DETERMINISTIC)
+two = LabSuite("checks_training.py", 2, without=[DELAYS], timeout=170, **DETERMINISTIC)
 lanes = LabSuite(
     "checks_training.py",
     2,
+    without=[DELAYS],
     timeout=170,
     PACELINE_LANES="4",
     CUDA_DEVICE_MAX_CONNECTIONS="1",
@@ -35,10 +37,26 @@ def test_three_nodes(name):
     three.expect(name)
 
 
-two_by_two = LabSuite("checks_training.py", 2, slots=2, without=TWO_RANKS, timeout=240, **DETERMINISTIC)
+two_by_two = LabSuite("checks_training.py", 2, slots=2, without=[DELAYS, *TWO_RANKS], timeout=240, **DETERMINISTIC)
 
 
 @pytest.mark.parametrize("name", two_by_two.names)
 def test_two_nodes_of_two_ranks(name):
     """NCCL inside the nodes, Paceline between them."""
     two_by_two.expect(name)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("lanes_", ["1", "4"])
+@pytest.mark.parametrize("queues", ["many", "one"])
+def test_delays(queues, lanes_, slots):
+    """Over one hardware queue all of a bucket is enqueued with its call, else what comes in is launched as it comes.
+
+    Ranks of a node may share a GPU, and NCCL's kernels take turns with everything else there.
+    """
+    chosen = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if queues == "one" else {}
+    timeout = 90 if slots == 1 else 300
+    suite = LabSuite(
+        "checks_training.py", 2, slots=slots, only=[DELAYS], timeout=timeout, PACELINE_LANES=lanes_, **chosen
+    )
+    suite.expect(DELAYS)
