@@ -156,6 +156,33 @@ int a_lost_rank_is_told(int rank, int size, FileStore& store) {
   return 0;
 }
 
+// Thousands that one lost rank ends at once, as the pieces of a large model's gradients.
+int a_lost_rank_is_told_to_many(int rank, int size, FileStore& store) {
+  auto* comm = create(rank, size, store);
+  MUST(comm != nullptr);
+  const auto posted = store.directory() + "/posted";
+  if (rank == 1) {
+    while (!std::filesystem::exists(posted))
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    raise(SIGKILL);
+  }
+  Listener listener(comm);
+  constexpr size_t kMessages = 3000;
+  std::vector<std::vector<char>> in(kMessages, std::vector<char>(16));
+  for (size_t i = 0; i < kMessages; ++i) {
+    auto t = transfer(1, static_cast<uint32_t>(i + 1), in[i], listener);
+    paceline_op op = 0;
+    MUST(paceline_receive(comm, &t, &op) == PACELINE_OK);
+  }
+  std::ofstream(posted).put('.');
+  MUST(listener.wait_for(kMessages));
+  const auto told = listener.told();
+  for (const auto& t : told)
+    MUST(t.code == PACELINE_PEER_LOST && t.sentence.find("rank 1") != std::string::npos);
+  paceline_comm_destroy(comm);
+  return 0;
+}
+
 // An operation that nothing ends, neither its own deadline nor a fault, is told of while the communicator is destroyed.
 int the_end_is_told(int rank, int size, FileStore& store) {
   auto* comm = create(rank, size, store, 1);
@@ -190,6 +217,12 @@ TEST(Notices, ALostRankIsToldByItsName) {
                   [](int rank, FileStore& store) { return a_lost_rank_is_told(rank, 3, store); });
   EXPECT_EQ(ranks.wait(0), 0);
   EXPECT_EQ(ranks.wait(1), 0);
+}
+
+TEST(Notices, ALostRankIsToldByItsNameToAllThatItEnds) {
+  Processes ranks(
+      2, [](int rank, FileStore& store) { return a_lost_rank_is_told_to_many(rank, 2, store); });
+  EXPECT_EQ(ranks.wait(0), 0);
 }
 
 TEST(Notices, TheEndOfTheCommunicatorIsTold) {

@@ -97,7 +97,16 @@ bool Runner::step(Lock& lock) {
   bool moved = engine_.progress(now(), ended_);
   for (OpId id : ended_) publish(id);
   tell(lock);
+  forget_failures();
   return moved;
+}
+
+// The oldest ones, of any number that a lost rank ended at once, but none that is yet to be told: whoever hears of it asks why.
+void Runner::forget_failures() {
+  while (failure_order_.size() > kKeptFailures && due_.empty()) {
+    failures_.erase(failure_order_.front());
+    failure_order_.pop_front();
+  }
 }
 
 void Runner::publish(OpId id) {
@@ -105,10 +114,6 @@ void Runner::publish(OpId id) {
   const Outcome* outcome = engine_.outcome(id);
   if (outcome != nullptr && !outcome->status) {
     if (failures_.emplace(id, outcome->status.message()).second) failure_order_.push_back(id);
-    if (failure_order_.size() > kKeptFailures) {
-      failures_.erase(failure_order_.front());
-      failure_order_.pop_front();
-    }
   }
   if (watched_.erase(id) > 0) {
     ended_watched_.push_back(id);

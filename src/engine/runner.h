@@ -131,6 +131,7 @@ class Runner final : private Interlude {
   void hand_over();
   void kick();
   void publish(OpId id);
+  void forget_failures();
   void tell(Lock& lock);
   void tell_rest();
   [[nodiscard]] bool is_spoken_for(OpId id) const;
