@@ -41,7 +41,7 @@ def run_model(model, args, until, first):
     command += [sys.executable, str(HERE / "sharded_rank.py"), "--model", model, "--out", str(figures)]
     command += ["--rounds", str(args.rounds), "--until", f"{until:.1f}", *(["--smoke"] if args.smoke else [])]
     command += ["--paths", *args.paths, "--profile", *args.profile]
-    env = {**rank_environment(args.rate), "OMP_NUM_THREADS": "4"}
+    env = {**rank_environment(args.rate), "OMP_NUM_THREADS": "1" if args.smoke else "4"}
     env.update({"CUDA_VISIBLE_DEVICES": ""} if args.smoke else {})
     process = subprocess.Popen(command, env=env)
     try:
