@@ -3,24 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include "base/testing/variables.h"
 
 namespace paceline {
 namespace {
 
-using Variables = std::map<std::string, std::string>;
+using paceline::testing::Variables;
 
 Result<Settings> load(const Variables& variables, Face face = Face::kPaceline) {
-  return Settings::load(
-      face,
-      [&](const std::string& name) -> std::optional<std::string> {
-        auto found = variables.find(name);
-        return found == variables.end() ? std::nullopt : std::optional(found->second);
-      },
-      [&] {
-        std::vector<std::string> names;
-        for (const auto& [name, value] : variables) names.push_back(name);
-        return names;
-      });
+  return testing::load_settings(variables, face);
 }
 
 std::string error_of(const Variables& variables, Face face = Face::kPaceline) {

@@ -3,25 +3,15 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
+#include "base/testing/variables.h"
 
 namespace paceline::bootstrap {
 namespace {
 
-using Variables = std::map<std::string, std::string>;
+using paceline::testing::Variables;
 
 Settings load(const Variables& variables, Face face = Face::kPaceline) {
-  auto settings = Settings::load(
-      face,
-      [&](const std::string& name) -> std::optional<std::string> {
-        auto found = variables.find(name);
-        return found == variables.end() ? std::nullopt : std::optional(found->second);
-      },
-      [&] {
-        std::vector<std::string> names;
-        for (const auto& [name, value] : variables) names.push_back(name);
-        return names;
-      });
+  auto settings = testing::load_settings(variables, face);
   EXPECT_TRUE(settings.is_ok()) << settings.status().message();
   return settings.value();
 }

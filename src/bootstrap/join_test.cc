@@ -15,6 +15,7 @@
 #include <random>
 #include <thread>
 
+#include "base/testing/variables.h"
 #include "bootstrap/kv_store.h"
 
 namespace paceline::bootstrap {
@@ -47,25 +48,15 @@ struct SharedStore {
   }
 };
 
-Settings settings(std::map<std::string, std::string> variables) {
-  auto loaded = Settings::load(
-      Face::kPaceline,
-      [variables](const std::string& name) -> std::optional<std::string> {
-        auto found = variables.find(name);
-        if (found == variables.end()) return std::nullopt;
-        return found->second;
-      },
-      [variables] {
-        std::vector<std::string> names;
-        for (const auto& [name, value] : variables) names.push_back(name);
-        return names;
-      });
+using paceline::testing::Variables;
+
+Settings settings(const Variables& variables) {
+  auto loaded = testing::load_settings(variables);
   EXPECT_TRUE(loaded) << loaded.status().message();
   return std::move(loaded).value();
 }
 
 using Outcome = Result<std::unique_ptr<Job>>;
-using Variables = std::map<std::string, std::string>;
 
 /// Joins `present` ranks of a job of `size`, each in its thread; `variables(rank)` are their
 /// settings.

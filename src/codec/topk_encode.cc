@@ -113,15 +113,12 @@ uint32_t collect(const PassRequest& request, std::span<const ResidualRun> runs, 
         in.threshold = std::max(in.threshold, found.shrink(runs, request.threshold));
       in.rest = run.after + at;
       in.gradient = in.rest;
-      in.residual = nullptr;
-      in.addend = is_sum ? request.gradient->only_addend(begin + at, in.elements) : nullptr;
-      if (is_sum && in.addend == nullptr) {
-        request.gradient->make(begin + at, in.elements, made);
-        in.gradient = made;
-      } else if (request.gradient != nullptr) {
-        in.gradient = request.gradient->plain() + begin + at;
+      if (request.gradient != nullptr) {
+        const auto terms = request.gradient->terms(begin + at, in.elements, made);
+        in.gradient = terms.first;
+        in.addend = terms.second;
+        in.residual = run.before + at;
       }
-      if (request.gradient != nullptr) in.residual = run.before + at;
       in.first_index = static_cast<uint32_t>(begin + at);
       const auto tile = cpu::add_select(in, found.index_end(), found.value_end());
       found.add(tile.found);

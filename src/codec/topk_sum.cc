@@ -25,6 +25,15 @@ void GradientSum::make(uint64_t first, uint64_t elements, float* out) const {
   if (whole != nullptr) std::memcpy(out, whole, elements * sizeof(float));
 }
 
+GradientSum::Terms GradientSum::terms(uint64_t first, uint64_t elements, float* scratch) const {
+  const float* own = gradient_.data() + first;
+  if (is_plain()) return {own, nullptr};
+  if (const float* addend = only_addend(first, elements)) return {own, addend};
+  make(first, elements, scratch);
+  return {scratch, nullptr};
+}
+
+/// Null: it takes more than one, or a part of one.
 const float* GradientSum::only_addend(uint64_t first, uint64_t elements) const {
   const float* only = nullptr;
   for (const Addend& addend : addends_) {

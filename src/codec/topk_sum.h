@@ -19,14 +19,21 @@ class GradientSum {
   [[nodiscard]] bool is_plain() const { return addends_.empty(); }
   [[nodiscard]] const float* plain() const { return gradient_.data(); }
 
+  /// Two arrays whose sum it is, of these elements; the second is null where the first is all. Where it takes more
+  /// addends than one, or a part of one, the first is `scratch` (room for `elements`), made here.
+  struct Terms {
+    const float* first = nullptr;
+    const float* second = nullptr;
+  };
+  [[nodiscard]] Terms terms(uint64_t first, uint64_t elements, float* scratch) const;
   /// out[i] = the sum at first + i: the gradient's element, then each addend's in their order, one rounding each.
   void make(uint64_t first, uint64_t elements, float* out) const;
-  /// The sum of these elements is plain() + first plus this; null: it takes more than one addend, or a part of one.
-  [[nodiscard]] const float* only_addend(uint64_t first, uint64_t elements) const;
   /// Asks for the memory of elements from `first` on, as many as a cache line holds.
   void prefetch(uint64_t first) const;
 
  private:
+  [[nodiscard]] const float* only_addend(uint64_t first, uint64_t elements) const;
+
   std::span<const float> gradient_;
   std::span<const Addend> addends_;
 };

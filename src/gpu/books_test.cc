@@ -115,12 +115,7 @@ TEST_P(BooksOf, Balance) {
       a.ratio = 0.01;
       a.segments = kSegments;
       a.name = "bucket";
-      auto id = path.all_reduce(a);
-      ASSERT_TRUE(id.is_ok()) << id.status().message();
-      ASSERT_TRUE(path.join(*id, nullptr).is_ok());
-      bool finite = false;
-      ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
-      ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+      ASSERT_NO_FATAL_FAILURE(carry(cluster, path, a));
       ASSERT_TRUE(path.commit_residuals().is_ok());
       results[static_cast<size_t>(r)].assign(tensor.as<float>(), tensor.as<float>() + kCount);
       mine.assign(kCount, 0);

@@ -229,6 +229,16 @@ class Tensor {
   void* data_;
 };
 
+/// An all-reduce from its call to its sums in the tensor.
+inline void carry(Cluster& cluster, Path& path, const AllReduce& a) {
+  auto id = path.all_reduce(a);
+  ASSERT_TRUE(id.is_ok()) << id.status().message();
+  ASSERT_TRUE(path.join(*id, nullptr).is_ok());
+  bool finite = false;
+  ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
+  ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+}
+
 /// Encoding gradients at `only` (0: anywhere) takes `time` longer from now on; but a cast that is made again, beside the
 /// network, reports nothing and is as fast as ever.
 inline void slow_down_encoding(Cluster& cluster, std::chrono::milliseconds time,

@@ -252,12 +252,7 @@ TEST(Path, APromptAllReduceHasTheSameBits) {
           a.factor = 0.7;
           a.prompt = prompt;
           const auto before = path.statistics().wire_bytes;
-          auto id = path.all_reduce(a);
-          ASSERT_TRUE(id.is_ok()) << id.status().message();
-          ASSERT_TRUE(path.join(*id, nullptr).is_ok());
-          bool finite = false;
-          ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
-          ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+          ASSERT_NO_FATAL_FAILURE(carry(cluster, path, a));
           results.emplace_back(tensor.as<float>(), tensor.as<float>() + kCount);
           bytes.push_back(path.statistics().wire_bytes - before);
         }

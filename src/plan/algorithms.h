@@ -38,15 +38,16 @@ bool suits_encoded_ring(uint64_t bytes, int members);
 /// What an owner has been told last of each piece of its sum, if the sum can go straight back to who told it: steps of
 /// receive_reduce_answering() for direct_all_gather() to follow. Empty: it can't.
 using Answers = std::vector<uint32_t>;
-/// Rank at place j ends with the reduction of shards[j] in its output, in a fixed order: its own
-/// contribution, then those of the places before it, backwards round the ring. The output begins
-/// with element `output_begin`. With `answers`, the sums are what direct_all_gather() will send (with the average's
-/// division, where the result is not empty). With `addends`, a sparse encode of the result follows, that can add the last
-/// contributions itself: these steps.
+/// What follows a reduce-scatter and so changes how its last contributions come. answers: direct_all_gather() sends the
+/// sums (with the average's division, where the result is not empty). addends: a sparse encode of the result, that can
+/// add these steps' contributions itself.
 struct Afterwards {
   Answers* answers = nullptr;
   std::vector<uint32_t>* addends = nullptr;
 };
+/// Rank at place j ends with the reduction of shards[j] in its output, in a fixed order: its own
+/// contribution, then those of the places before it, backwards round the ring. The output begins
+/// with element `output_begin`.
 void direct_reduce_scatter(Builder& b, const Members& m, const std::vector<Span>& shards, From from,
                            Coding coding, uint64_t output_begin = 0,
                            const Afterwards& afterwards = {});

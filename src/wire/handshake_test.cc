@@ -87,19 +87,24 @@ TEST(Handshake, ProofsCantBePlayedBack) {
   now.expect_refused(before.proof);
 }
 
+/// A connector (rank 0) that called, an acceptor that took its hello and answered, and what the connector says to that.
+struct Call {
+  std::vector<std::byte> hello, answer, reply;
+  Handshake connector, acceptor;
+
+  Call(const Identity& caller, const Identity& called)
+      : connector(Handshake::connector(caller, 1, 0, "rank 1", {}, hello)),
+        acceptor(Handshake::acceptor(called)) {
+    acceptor.feed(hello, answer);
+    connector.feed(answer, reply);
+  }
+};
+
 TEST(Handshake, ACallerGivesNothingToWhoDoesNotHoldTheSecret) {
-  const Identity caller = identity(0);
-  const Identity stranger = identity(1, std::byte{0x5D});
-  std::vector<std::byte> hello;
-  std::vector<std::byte> answer;
-  std::vector<std::byte> proof;
-  auto connector = Handshake::connector(caller, 1, 0, "rank 1", {}, hello);
-  auto acceptor = Handshake::acceptor(stranger);
-  acceptor.feed(hello, answer);
-  connector.feed(answer, proof);
-  EXPECT_EQ(connector.state(), Handshake::State::kFailed);
-  EXPECT_EQ(connector.status().code(), Code::kUnauthenticated);
-  EXPECT_TRUE(proof.empty());
+  const Call call(identity(0), identity(1, std::byte{0x5D}));
+  EXPECT_EQ(call.connector.state(), Handshake::State::kFailed);
+  EXPECT_EQ(call.connector.status().code(), Code::kUnauthenticated);
+  EXPECT_TRUE(call.reply.empty());
 }
 
 void expect_versions_named(const Handshake& side, uint32_t ours, uint32_t theirs) {
@@ -118,16 +123,10 @@ TEST(Handshake, ACallerOfAnotherWireVersionIsRefusedAndToldBoth) {
   Identity caller = identity(0);
   const Identity called = identity(1);
   caller.wire_version = 2 + random() % 1000;
-  std::vector<std::byte> hello;
-  std::vector<std::byte> refusal;
-  std::vector<std::byte> nothing;
-  auto connector = Handshake::connector(caller, 1, 0, "rank 1", {}, hello);
-  auto acceptor = Handshake::acceptor(called);
-  acceptor.feed(hello, refusal);
-  expect_versions_named(acceptor, called.wire_version, caller.wire_version);
-  connector.feed(refusal, nothing);
-  expect_versions_named(connector, caller.wire_version, called.wire_version);
-  EXPECT_TRUE(nothing.empty());
+  const Call call(caller, called);
+  expect_versions_named(call.acceptor, called.wire_version, caller.wire_version);
+  expect_versions_named(call.connector, caller.wire_version, called.wire_version);
+  EXPECT_TRUE(call.reply.empty());
 }
 
 // A later version's fields may stand elsewhere: only the version and the build are read of such a hello.
@@ -178,14 +177,8 @@ TEST(Handshake, ACallerOfAnotherBuildIsRefusedAndToldBoth) {
   Identity caller = identity(0);
   const Identity called = identity(1);
   caller.build = "0.9.9";
-  std::vector<std::byte> hello;
-  std::vector<std::byte> refusal;
-  std::vector<std::byte> nothing;
-  auto connector = Handshake::connector(caller, 1, 0, "rank 1", {}, hello);
-  auto acceptor = Handshake::acceptor(called);
-  acceptor.feed(hello, refusal);
-  connector.feed(refusal, nothing);
-  for (const auto* side : {&acceptor, &connector}) {
+  const Call call(caller, called);
+  for (const auto* side : {&call.acceptor, &call.connector}) {
     EXPECT_EQ(side->status().code(), Code::kMismatch);
     for (const auto& version : {caller.build, called.build})
       EXPECT_NE(side->status().message().find("paceline " + version), std::string::npos)

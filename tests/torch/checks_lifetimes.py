@@ -4,6 +4,7 @@ import datetime
 import gc
 import pickle
 import resource
+import signal
 import sys
 import threading
 import time
@@ -209,6 +210,59 @@ def errors_can_be_pickled():
         dist.send(torch.ones(3), 0, tag=78)
     elif RANK == 0:
         work.wait()
+
+
+@check
+def refusals_are_torchs_errors_too():
+    kind = getattr(dist, "DistBackendError", RuntimeError)
+    group = dist.distributed_c10d._get_default_group()
+    for part, refused in (
+        ("split", lambda: dist.all_to_all_single(torch.zeros(SIZE + 1), torch.zeros(SIZE + 1))),
+        ("output list", lambda: dist.all_gather([torch.zeros(2)] * (SIZE + 1), torch.zeros(2))),
+        ("peer 99", lambda: group.send([torch.zeros(2)], 99, 0)),
+        ("peer 99", lambda: group.recv([torch.zeros(2)], 99, 0)),
+    ):
+        assert isinstance(raises(InvalidArgumentError, part, refused), kind)
+
+
+@check
+def an_interrupted_wait_may_be_repeated():
+    """A signal's handler runs when the C ABI has returned, and so has released the operation."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def interrupted(wait):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            wait()
+        except KeyboardInterrupt:
+            return
+        raise AssertionError("the signal came too late")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    for again in ("wait", "future", "poll"):
+        tensor = torch.full((5,), float(RANK))
+        dist.barrier()
+        if RANK == 0:
+            time.sleep(0.5)  # the others wait for it
+        work = dist.all_reduce(tensor, async_op=True)
+        if RANK > 0:
+            interrupted(work.wait)
+        if again == "future":
+            work.get_future().wait()
+        elif again == "poll":
+            assert RANK == 0 or work.is_completed()
+        work.wait()
+        assert tensor.tolist() == [sum(range(SIZE))] * 5
+    signal.signal(signal.SIGALRM, before)
+
+
+@check
+def torchs_own_error_type_catches_ours():
+    if hasattr(dist, "DistBackendError"):
+        raises(dist.DistBackendError, "name the source", lambda: dist.recv(torch.zeros(1)))
+    raises(RuntimeError, "name the source", lambda: dist.recv(torch.zeros(1)))
 
 
 if __name__ == "__main__":
