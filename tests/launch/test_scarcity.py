@@ -6,17 +6,20 @@ import pytest
 from conftest import WORKER, expect_ranks, run
 
 
-def test_without_shared_memory_ranks_talk_over_tcp(paceline, python):
-    """A limit on the size of files holds for shared memory too."""
-    result = run([paceline, "run", "-np", 2, "--", "sh", "-c", f"ulimit -f 8; exec {python} {WORKER}"])
+def expect_said_once(result, *parts):
+    """By each of two ranks, and nothing else."""
     expect_ranks(result, 2)
     lines = result.stderr.splitlines()
     for rank in range(2):
         said = [line for line in lines if line.startswith(f"[paceline {rank}]")]
-        assert len(said) == 1, result.stderr
-        assert "the ranks of this node talk over TCP: no " in said[0], result.stderr
-        assert "raise the limit of file sizes (ulimit -f)" in said[0], result.stderr
+        assert len(said) == 1 and all(part in said[0] for part in parts), result.stderr
     assert len(lines) == 2, result.stderr
+
+
+def test_without_shared_memory_ranks_talk_over_tcp(paceline, python):
+    """A limit on the size of files holds for shared memory too."""
+    result = run([paceline, "run", "-np", 2, "--", "sh", "-c", f"ulimit -f 8; exec {python} {WORKER}"])
+    expect_said_once(result, "the ranks of this node talk over TCP: no ", "raise the limit of file sizes (ulimit -f)")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount another /dev/shm")
@@ -25,10 +28,4 @@ def test_more_than_dev_shm_holds_is_private_memory(paceline, python):
     rank = WORKER.with_name("without_memfd.py")
     script = f"mount -t tmpfs -o size=64m tmpfs /dev/shm && exec {paceline} run -np 2 -- {python} {rank}"
     result = run(["unshare", "-m", "sh", "-c", script])
-    expect_ranks(result, 2)
-    lines = result.stderr.splitlines()
-    for rank in range(2):
-        said = [line for line in lines if line.startswith(f"[paceline {rank}]")]
-        assert len(said) == 1, result.stderr
-        assert "are private memory instead: /dev/shm has no 262144 KiB" in said[0], result.stderr
-    assert len(lines) == 2, result.stderr
+    expect_said_once(result, "are private memory instead: /dev/shm has no 262144 KiB")

@@ -29,6 +29,14 @@ void receive(Node& node, Tag tag, Sink& sink, uint64_t cookie) {
   node.channel->receive(1, tag, 7, inbox, cookie);
 }
 
+/// Messages 1 and 2, held both.
+std::pair<Completion, Completion> hold_two(Node& node, Sink& sink) {
+  receive(node, 1, sink, 1);
+  receive(node, 2, sink, 2);
+  const Completion first = node.wait(1);
+  return {first, node.wait(2)};
+}
+
 TEST(Held, EndWhenTheirReceiverHasReadThem) {
   run_ranks(2, [](Node& node) {
     talk(node, 1 - node.rank, 1000);
@@ -46,10 +54,7 @@ TEST(Held, EndWhenTheirReceiverHasReadThem) {
       EXPECT_EQ(node.channel->counters().held, 0U);
     } else {
       Counter sink;
-      receive(node, 1, sink, 1);
-      receive(node, 2, sink, 2);
-      const Completion first = node.wait(1);
-      const Completion second = node.wait(2);
+      const auto [first, second] = hold_two(node, sink);
       EXPECT_EQ(first.bytes, kLong);
       ASSERT_NE(first.held, 0U);
       ASSERT_NE(second.held, 0U);
@@ -157,10 +162,7 @@ TEST(Held, ASenderThatGivesUpWaitsForWhoReads) {
       }
     } else {
       Counter sink;
-      receive(node, 1, sink, 1);
-      receive(node, 2, sink, 2);
-      const Completion held = node.wait(1);
-      const Completion other = node.wait(2);
+      const auto [held, other] = hold_two(node, sink);
       const auto data = node.channel->open_held(1, held.held);
       EXPECT_FALSE(node.channel->open_held(1, other.held).empty());
       EXPECT_TRUE(node.channel->close_held(1, other.held));
