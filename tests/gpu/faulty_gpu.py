@@ -105,7 +105,7 @@ def main():
             raise
         except BaseException as error:
             seen = time.monotonic()
-            faulthandler.dump_traceback_later(15)  # what it hangs in, if it does
+            faulthandler.dump_traceback_later(6)  # what it hangs in, if it does
             now = [local(p) for p in model.parameters()]
             # A host that runs ahead hears of it a step later. What died before its backward pass ended that step; of
             # what died after it, all that the step needed may have arrived.

@@ -4,21 +4,38 @@ import contextlib
 import os
 
 import torch
-import torch.distributed as dist
 
-import paceline.torch  # noqa: F401
-from paceline import _cuda
-from paceline import communicator as core
+
+def _mine_first():
+    """This rank's GPU is device 0, the others come behind it; how many there are.
+
+    Gloo's threads make a context on device 0, whichever device the tensors are on; where ranks share GPUs through MPS,
+    contexts on other ranks' devices run out of memory there.
+    """
+    count = torch.cuda.device_count()  # asks NVML: the driver reads the variable later
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(index) for index in range(count))).split(",")[:count]
+    own = int(os.environ["RANK"]) % count
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(seen[own:] + seen[:own])
+    return count
+
+
+_COUNT = _mine_first()
+
+import torch.distributed as dist  # noqa: E402
+
+import paceline.torch  # noqa: E402, F401
+from paceline import _cuda  # noqa: E402
+from paceline import communicator as core  # noqa: E402
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 SLOTS = int(os.environ["PACELINE_LAB_SLOTS"])
 NODES, NODE = SIZE // SLOTS, RANK // SLOTS
-if torch.cuda.device_count() < SLOTS and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+if _COUNT < SLOTS and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
     # Ranks of a node share a GPU: NCCL before 2.30 allows that to what it takes for different hosts.
     os.environ["NCCL_HOSTID"] = f"rank{RANK}"
 else:
     os.environ["NCCL_HOSTID"] = f"node{NODE}"
-DEVICE = torch.device("cuda", RANK % torch.cuda.device_count())
+DEVICE = torch.device("cuda", 0)
 torch.cuda.set_device(DEVICE)
 dist.init_process_group(os.environ.get("CHECKS_BACKEND", "gloo"))
 _serial = [0]
