@@ -301,13 +301,15 @@ class Communicator:
         return {name: getattr(raw, name) for name, _ in raw._fields_ if name != "struct_size"}
 
     def check_health(self):
-        """Raises the failure that ended this communicator, if one did."""
-        self._check(self._library.paceline_comm_health(self._open_handle()))
+        """Raises the failure that ended this communicator, if one did. From any thread."""
+        with self._lock:  # nobody frees the handle meanwhile
+            self._check(self._library.paceline_comm_health(self._open_handle()))
 
     def abort(self, reason):
         """Ends all operations here and on all ranks with `reason`; returns at once."""
-        if self._handle is not None and self._pid == os.getpid():
-            self._library.paceline_comm_abort(self._handle, reason.encode())
+        with self._lock:
+            if self._handle is not None and self._pid == os.getpid():
+                self._library.paceline_comm_abort(self._handle, reason.encode())
 
     def before_close(self, action):
         """action() is called once, before the handle is freed: what was built on this communicator ends first."""
@@ -325,7 +327,8 @@ class Communicator:
         for action in reversed(self._before_close):
             action()
         self._completions.close(self._wake_completions)
-        handle, self._handle = self._handle, None
+        with self._lock:
+            handle, self._handle = self._handle, None
         self._library.paceline_comm_destroy(handle)
         self._ended = True
         for callback in self._completions.left():
@@ -480,6 +483,7 @@ def _forget_all():
     """In a forked child the parent's handles must not be touched."""
     for communicator in list(_live.values()):
         communicator._handle = None
+        communicator._lock = threading.RLock()  # another thread may have had it
     _live.clear()
 
 

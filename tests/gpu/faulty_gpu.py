@@ -1,7 +1,8 @@
 """Ranks that train on a GPU and meet a fault. Who sees it writes what it saw.
 
 Arguments: killed, stopped, raises (rank 1) or cut (the link of rank 1's node; nobody dies); before or after the
-backward pass. With backend nccl torch's own group sums up the losses meanwhile, and nobody waits for that.
+backward pass. With backend nccl torch's own group sums up the losses meanwhile, and nobody waits for that; with
+CHECKS_READS=1 every host does, at once.
 """
 
 import faulthandler
@@ -85,8 +86,12 @@ def main():
         if RANK == VICTIM and step == LAST:
             fail_now(which)
         if BACKEND == "nccl":
-            works.append(dist.all_reduce(loss.detach().clone(), async_op=True))
+            summed = loss.detach().clone()
+            works.append(dist.all_reduce(summed, async_op=True))
             del works[:-3]
+            if os.environ.get("CHECKS_READS") == "1":
+                works[-1].wait()
+                summed.item()
 
     for step in range(1_000_000):
         snapshots[step] = [local(p).detach().clone() for p in model.parameters()]

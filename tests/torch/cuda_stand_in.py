@@ -16,7 +16,7 @@ from torch.futures import Future
 
 from paceline import _cuda
 from paceline import communicator as core
-from paceline._torch import cuda_group
+from paceline._torch import cuda_group, guard
 from paceline._torch.cuda_collectives import CudaCollectives
 from paceline._torch.cuda_exchanges import WorkOfMany
 from paceline._torch.endpoints import make_communicator
@@ -202,7 +202,7 @@ class StandInGroup(cuda_group.CudaGroup):
         cuda_group._groups.add(self)
         cuda_group._opened.append(weakref.ref(self))
         cuda_group.watch_steps(self)
-        cuda_group._look_after()
+        guard.watch(self)
         return way
 
 

@@ -14,7 +14,7 @@ from support import Suite, names_of
 
 from paceline import _cuda
 from paceline import communicator as core
-from paceline._torch import cuda_exchanges, cuda_group, cuda_steps, everybody, lifetime, nccl
+from paceline._torch import cuda_exchanges, cuda_group, cuda_steps, everybody, guard, lifetime, nccl
 from paceline.errors import InvalidArgumentError, PeerLostError, UnsupportedError
 from paceline.errors import TimeoutError as PacelineTimeoutError
 
@@ -101,7 +101,7 @@ def group(monkeypatch):
     taken = []
     monkeypatch.setattr(made, "_take_path", lambda communicator, device: (taken.append(communicator) or "path", ""))
     monkeypatch.setattr(made, "_take_nccl", lambda device, reason: taken.append(reason) or "nccl")
-    monkeypatch.setattr(cuda_group, "_look_after", lambda: None)
+    monkeypatch.setattr(guard, "watch", lambda group: None)
     made.taken = taken
     yield made
     cuda_group._groups.discard(made)
@@ -135,7 +135,7 @@ def test_a_path_that_cannot_be_made_leaves_it_to_nccl(monkeypatch):
     monkeypatch.setattr(_cuda, "missing", lambda: "")
     monkeypatch.setattr(_cuda, "CudaCommunicator", refuse)
     monkeypatch.setattr(made, "_take_nccl", lambda device, reason: said.append(reason) or "nccl")
-    monkeypatch.setattr(cuda_group, "_look_after", lambda: None)
+    monkeypatch.setattr(guard, "watch", lambda group: None)
     assert made._open(torch.device("cpu")) == "nccl" and "out of memory" in said[0] and communicator.closed
     cuda_group._groups.discard(made)
 
@@ -165,7 +165,7 @@ def test_groups_are_closed_in_one_order(monkeypatch):
         def shutdown(self):
             closed.append(self.name)
 
-    monkeypatch.setattr(cuda_group, "_look_after", lambda: None)
+    monkeypatch.setattr(guard, "watch", lambda group: None)
     groups = []
     for name in ("one", "two", "placed"):
         made = cuda_group.CudaGroup(0, 1, dist.HashStore(), name, 0.0, None)
@@ -399,7 +399,7 @@ def test_one_node_has_nccl_for_everything_and_asks_nobody(monkeypatch):
     """No communicator is made, so two ranks of many may begin."""
     group = cuda_group.CudaGroup(0, 3, dist.HashStore(), "group", 0.0, Everybody([(0, 0), (0, 1), (0, 2)]))
     monkeypatch.setattr(cuda_group, "nccl_backend", lambda *_: "nccl")
-    monkeypatch.setattr(cuda_group, "_look_after", lambda: None)
+    monkeypatch.setattr(guard, "watch", lambda group: None)
     assert group.exchanges() is None and group.way(torch.device("cpu")) == "nccl" and group.exchanges() is None
     over_nodes = cuda_group.CudaGroup(0, 2, dist.HashStore(), "group", 0.0, Everybody([(0, 0), (1, 0)]))
     assert over_nodes.exchanges() is not None
@@ -423,7 +423,7 @@ def exchanging(monkeypatch, log, world):
 
 
 def test_what_exchanges_ends_with_the_world(monkeypatch):
-    monkeypatch.setattr(cuda_group, "_look_after", lambda: None)
+    monkeypatch.setattr(guard, "watch", lambda group: None)
     log = []
     group = exchanging(monkeypatch, log, Everybody([(0, 0), (1, 0), (2, 0)]))
     assert [what for _, what in log].count("start") == 2
@@ -525,12 +525,12 @@ class Aborted:
 
 def test_a_lost_rank_ends_nccl_too(monkeypatch):
     """The guard hears of it from the world's communicator, for NCCL inside a node would wait for ever."""
-    monkeypatch.setattr(cuda_group, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(guard, "LOOK_SECONDS", 0.01)
     world = Everybody([(0, 0), (0, 1)])
     group = cuda_group.CudaGroup(0, 2, None, "group", 0.0, world)
     group._nccl = group._way = Aborted()
     cuda_group._groups.add(group)
-    cuda_group._look_after()
+    guard.watch(group)
     time.sleep(0.05)
     assert not group._nccl.done.is_set()
     world.lost = PeerLostError("rank 1 is gone")
@@ -550,7 +550,7 @@ def test_a_lost_rank_ends_nccl_too(monkeypatch):
 
 def test_a_lost_rank_ends_exchanges(monkeypatch):
     """NCCL would wait for its message for ever, and steps that use what has not come must not be made."""
-    monkeypatch.setattr(cuda_group, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(guard, "LOOK_SECONDS", 0.01)
     log, world = [], Everybody([(0, 0), (1, 0), (2, 0)])
     group = exchanging(monkeypatch, log, world)
     log.clear()

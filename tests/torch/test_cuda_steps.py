@@ -9,7 +9,7 @@ from torch import nn
 
 import paceline
 import paceline.torch
-from paceline._torch import amp, cuda_steps, gates
+from paceline._torch import amp, cuda_steps, gates, guard
 from paceline.errors import InvalidArgumentError, PeerLostError
 
 
@@ -122,6 +122,64 @@ def test_a_refusal_is_no_fault(endpoint, kind):
     backward(endpoint)
     optimizer.step()
     assert endpoint.communicator.said() == ["wait", "commit"]
+
+
+class Below:
+    """The communicator under the path."""
+
+    def __init__(self):
+        self.error = None
+
+    def check_health(self):
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def watched(endpoint, monkeypatch):
+    """An endpoint whose guard looks at our word, and the backends that were aborted."""
+    aborted = []
+    endpoint.rank = 0
+    endpoint.communicator.communicator = Below()
+    monkeypatch.setattr(cuda_steps, "_abort_torch", aborted.append)
+    guard.watch(endpoint.steps)
+    return endpoint, aborted
+
+
+def test_a_host_that_hangs_in_torchs_nccl_is_let_go_and_told(watched, capsys):
+    """It calls nothing of ours: the guard ends torch's NCCL, a look after it has heard."""
+    endpoint, aborted = watched
+    endpoint.steps.look()
+    endpoint.communicator.communicator.error = PeerLostError("rank 1 (host b) is lost")
+    endpoint.steps.look()
+    assert not aborted, "the script's own thread comes first"
+    for _ in range(3):
+        endpoint.steps.look()
+    assert aborted == [endpoint]
+    assert capsys.readouterr().err == "paceline: on rank 0: rank 1 (host b) is lost\n"
+    optimizer = optimizer_of(endpoint)
+    with pytest.raises(PeerLostError, match="rank 1"):
+        optimizer.step()
+    assert torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
+
+
+def test_a_script_that_has_raised_the_error_is_told_nothing_more(watched, capsys):
+    endpoint, aborted = watched
+    endpoint.communicator.communicator.error = PeerLostError("rank 1 (host b) is lost")
+    endpoint.steps.look()
+    endpoint.steps.failed(PeerLostError("rank 1 (host b) is lost"))
+    endpoint.steps.look()
+    assert aborted == [endpoint]
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_closed_is_not_looked_at(watched):
+    endpoint, aborted = watched
+    endpoint.communicator.communicator.error = PeerLostError("rank 1 (host b) is lost")
+    endpoint.communicator.closed = True
+    for _ in range(3):
+        endpoint.steps.look()
+    assert not aborted
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ SYSTEM_PACKAGES=(
   build-essential cmake ninja-build ccache clang clang-format clang-tidy libclang-rt-14-dev pkg-config
   libfmt-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libhwy-dev libsodium-dev
   libgtest-dev libbenchmark-dev librapidcheck-dev
-  python3 python3-venv python3-pip python3-torch python3-pytest
+  python3 python3-venv python3-pip python3-dev python3-torch python3-pytest
   iproute2 ethtool procps openssh-server openssh-client openmpi-bin mpich git ca-certificates
 )
 

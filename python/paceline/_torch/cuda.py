@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from paceline import _cuda, _state
 from paceline import communicator as core
-from paceline._torch import cuda_probe, endpoints, everybody
+from paceline._torch import cuda_probe, endpoints, everybody, guard
 from paceline._torch.cuda_steps import CudaSteps
 from paceline._torch.older import MODERN
 from paceline.errors import RANK_IS_MISSING, PacelineError, UnsupportedError
@@ -38,6 +38,7 @@ class CudaEndpoint:
         self.side = torch.cuda.Stream(device, priority=-1)
         self.steps = CudaSteps(self, self.codec in _RESIDUAL_CODECS)
         self._sizes = {}  # by model, of those that live
+        guard.watch(self.steps)
 
     def reserve(self, model, size):
         """Memory for one more model's gradients of `size` bytes; collective, for all ranks wrap the same models."""

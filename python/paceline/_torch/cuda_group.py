@@ -8,7 +8,6 @@ operation, sends and receives, coalescing, a watchdog.
 
 import importlib
 import threading
-import time
 import weakref
 
 import torch
@@ -16,7 +15,7 @@ import torch.distributed as dist
 
 from paceline import _cuda, _state
 from paceline import communicator as core
-from paceline._torch import aborts, amp, cuda_exchanges, cuda_steps, endpoints, everybody
+from paceline._torch import aborts, amp, cuda_exchanges, cuda_steps, endpoints, everybody, guard
 from paceline._torch.arguments import one_for_each
 from paceline._torch.cuda_collectives import CudaCollectives, check_codec
 from paceline._torch.cuda_exchanges import Exchanges, WorkOfMany
@@ -28,12 +27,10 @@ from paceline.errors import RANK_IS_MISSING, AbortedError, InvalidArgumentError,
 
 # Of host memory for what is under way: a sharded step has an all-gather and a reduce-scatter on their way at a time.
 _PINNED = 128 << 20
-_LOOK_SECONDS = 0.5
 _groups = weakref.WeakSet()
 _opened = []  # weak references, in the order in which groups were opened
 _exchanging = weakref.WeakSet()
 _worlds = 0  # that have ended: torch gives its groups the same names again
-_guard = None
 
 
 class CudaGroup:
@@ -125,8 +122,19 @@ class CudaGroup:
             if communicator is not None and not communicator.closed:
                 communicator.check_health()
 
+    def look(self):
+        """The guard's: NCCL inside a node knows no deadline."""
+        if self.failure is not None:
+            guard.unwatch(self)
+            return
+        try:
+            self.check()
+        except PacelineError as error:
+            fail_all(error)
+
     def close(self):
         """Orderly end; all ranks of the group call it."""
+        guard.unwatch(self)
         _groups.discard(self)
         _exchanging.discard(self)
         cuda_steps.unwatch(self)
@@ -151,7 +159,7 @@ class CudaGroup:
         _groups.add(self)
         _exchanging.add(self)
         watch_steps(self)
-        _look_after()
+        guard.watch(self)
         here = {f"rank {rank} of the group": f"{prefix}here/{rank}" for rank in ranks}
         try:
             cuda_exchanges.meet(self._store, f"{prefix}here/{self.rank}", here, self._timeout, self._raise_failure)
@@ -188,7 +196,7 @@ class CudaGroup:
             if communicator is not None:
                 communicator.close()
             way = self._take_nccl(device, reason)
-        _look_after()
+        guard.watch(self)
         return way
 
     def _on_one_node(self):
@@ -317,36 +325,10 @@ def close_all():
         group.close()
 
 
-# --- the guard --------------------------------------------------------------------------------------------------------
-
-
 def fail_all(error):
     """Ends every CUDA group of this process."""
     for group in list(_groups):
         group.fail(error)
-
-
-def _look_after():
-    """NCCL inside a node knows no deadline: a thread hears of lost ranks while there are groups with CUDA tensors."""
-    global _guard
-    if _guard is None or not _guard.is_alive():
-        _guard = threading.Thread(target=_look, daemon=True, name="paceline-guard")
-        _guard.start()
-
-
-def _look():
-    while True:
-        time.sleep(_LOOK_SECONDS)
-        groups = list(_groups)
-        if not groups:
-            return
-        for group in groups:
-            try:
-                group.check()
-            except PacelineError as error:
-                fail_all(error)
-                return
-        del groups, group
 
 
 # --- the backend's half -----------------------------------------------------------------------------------------------

@@ -6,12 +6,14 @@ gate instead (gates.py), and what the wait would have settled is settled as the 
 """
 
 import functools
+import sys
+import threading
 import time
 import weakref
 
 import torch
 
-from paceline._torch import aborts, gates, residuals
+from paceline._torch import aborts, gates, guard, residuals
 from paceline.errors import InvalidArgumentError, PacelineError, UnsupportedError
 
 #: After these the path goes on; all others (a GPU that fails, ranks that disagree, one that is lost …) have ended it.
@@ -33,6 +35,8 @@ class CudaSteps(residuals.ResidualSteps):
         self._models = set()
         self._kept = []  # buckets that nobody else holds, until they have arrived
         self._error = None  # that ended the job
+        self._error_lock = threading.Lock()
+        self._heard = None  # by the guard, before the script's own thread
         self._checked = weakref.WeakSet()
         residuals.remember(endpoint.communicator, self)
         _live.add(self)
@@ -78,10 +82,30 @@ class CudaSteps(residuals.ResidualSteps):
             self._kept.extend(buffers)
 
     def failed(self, error):
-        """A call has raised."""
-        if not isinstance(error, _REFUSALS) and self._error is None:
+        """A call has raised. Whether this is what ended the job, and torch's own NCCL ends with it now."""
+        with self._error_lock:
+            if isinstance(error, _REFUSALS) or self._error is not None:
+                return False
             self._error = error
-            _abort_torch(self._endpoint())
+        _abort_torch(self._endpoint())
+        return True
+
+    def look(self):
+        """The guard's, on its thread: a host that waits for torch's NCCL calls nothing of ours, and hears what is lost.
+
+        A look later, for a script that is not held up raises the error by itself.
+        """
+        endpoint = self._endpoint()
+        if endpoint is None or self._error is not None or endpoint.communicator.closed:
+            guard.unwatch(self)
+            return
+        try:
+            endpoint.communicator.communicator.check_health()
+        except PacelineError as error:
+            if self._heard is None:
+                self._heard = error
+            elif self.failed(error):
+                print(f"paceline: on rank {endpoint.rank}: {error}", file=sys.stderr, flush=True)
 
     def before_step(self, optimizer, alone=False):
         """alone: nothing else is under way that this step could depend on."""
@@ -157,6 +181,7 @@ class CudaSteps(residuals.ResidualSteps):
         if self._gates:
             _finish(self._endpoint())  # kernels that read the gates end before their memory does
             self._gates.clear()
+        guard.unwatch(self)
         _live.discard(self)
 
     def check_optimizer(self, optimizer):
