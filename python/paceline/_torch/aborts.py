@@ -3,9 +3,13 @@
 An abort can take seconds, so it runs in a thread. The interpreter must not end meanwhile: it ends a thread that comes
 back from C++ by pthread_exit(), which C++ answers with std::terminate(), and the job would show an abort instead of the
 error that says what happened.
+
+Nor may the process's end wait for what was aborted: torch's watchdog, where it has seen the error too, sleeps for a minute
+before it ends the process by a signal, and ~ProcessGroupNCCL() waits for the watchdog. So that one is never called.
 """
 
 import atexit
+import ctypes
 import os
 import sys
 import threading
@@ -20,6 +24,7 @@ def abort(backend):
     """Calls backend.abort() in a thread, where there is such a method."""
     if not hasattr(backend, "abort"):
         return
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))  # for good
     thread = threading.Thread(target=_abort, args=(backend,), daemon=True, name="paceline-abort-nccl")
     _under_way.append(thread)
     thread.start()
