@@ -57,9 +57,12 @@ def test_a_fused_optimizer_that_nobody_waited_for_changes_nothing(where):
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("which", ["killed", "cut"])
 def test_a_host_that_waits_for_torchs_nccl_is_let_go(which, slots):
-    """It reads a sum that never comes, and calls nothing of ours: NCCL's kernel waits for the lost rank on the GPU."""
+    """It reads a sum that never comes, and calls nothing of ours: NCCL's kernel waits for the lost rank on the GPU.
+
+    Nothing of ours waits, so the deadline is that of a silent peer.
+    """
     others, victim, everything = survivors(
-        which, "before", 2, slots=slots, PACELINE_TIMEOUT="5", CHECKS_BACKEND="nccl", CHECKS_READS="1"
+        which, "before", 2, slots=slots, PACELINE_PEER_TIMEOUT="5", CHECKS_BACKEND="nccl", CHECKS_READS="1"
     )
     for report in others:
         assert report["kind"] in ("PeerLostError", "TimeoutError", "DistBackendError"), everything

@@ -4,8 +4,8 @@ An abort can take seconds, so it runs in a thread. The interpreter must not end 
 back from C++ by pthread_exit(), which C++ answers with std::terminate(), and the job would show an abort instead of the
 error that says what happened.
 
-Nor may the process's end wait for what was aborted: torch's watchdog, where it has seen the error too, sleeps for a minute
-before it ends the process by a signal, and ~ProcessGroupNCCL() waits for the watchdog. So that one is never called.
+Nor may the process's end wait for what was aborted: torch's watchdog, where it has seen the error too, sleeps for a
+minute before it ends the process by a signal, and ~ProcessGroupNCCL() waits for the watchdog: it is never called.
 """
 
 import atexit
