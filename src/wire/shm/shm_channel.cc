@@ -125,7 +125,8 @@ class Impl final : public ShmChannel {
     if (with.link() == nullptr) connector_->connect(peer);
   }
   void watch(int fd, uint64_t key) const;
-  void look_at_sockets();
+  /// Whether there is something for the connector.
+  bool look_at_sockets();
   void connect(Time now, Events& events);
   bool exchange(Events& events);
   bool transfer();
@@ -184,8 +185,8 @@ bool Impl::progress(Time now, Events& events) {
   bool moved = exchange(events);
   if (now >= next_look_ || connector_->busy()) {
     next_look_ = after(now, kSocketPeriod);
-    look_at_sockets();
-    connect(now, events);
+    const bool called = look_at_sockets();
+    if (called || connector_->busy() || now >= connector_->next_timer()) connect(now, events);
   }
   moved = transfer() || moved;
   for (Rank rank : std::exchange(silent_, {})) {
@@ -213,7 +214,8 @@ void Impl::hand_out(Events& events) {
   append(events.notes, shared_.notes);
 }
 
-void Impl::look_at_sockets() {
+bool Impl::look_at_sockets() {
+  bool called = false;
   std::array<epoll_event, 64> ready;
   const int count = ::epoll_wait(epoll_.get(), ready.data(), ready.size(), 0);
   for (int i = 0; i < count; ++i) {
@@ -225,8 +227,11 @@ void Impl::look_at_sockets() {
       const auto rank = static_cast<Rank>(key - kLinkKey);
       auto* link = find(rank)->link();
       if (link != nullptr && (!link->read_socket() || !link->alive())) fall_silent(rank);
+    } else {
+      called = true;
     }
   }
+  return called;
 }
 
 void Impl::connect(Time now, Events& events) {
