@@ -19,7 +19,7 @@ def watch(thing):
     global _thread
     with _lock:
         _watched.add(thing)
-        if _thread is None:
+        if _thread is None or not _thread.is_alive():  # a look that raises has ended it
             _thread = threading.Thread(target=_run, daemon=True, name="paceline-guard")
             _thread.start()
 
