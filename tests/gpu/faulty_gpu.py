@@ -2,7 +2,7 @@
 
 Arguments: killed, stopped, raises (rank 1) or cut (the link of rank 1's node; nobody dies); before or after the
 backward pass. With backend nccl torch's own group sums up the losses meanwhile, and nobody waits for that; with
-CHECKS_READS=1 every host does, at once.
+CHECKS_READS=1 every host does, at once. CHECKS_DESTROYS=1: the process group is destroyed before the error goes on.
 """
 
 import faulthandler
@@ -119,6 +119,9 @@ def main():
             kinds = [kind.__name__ for kind in type(error).__mro__]
             note(kind=type(error).__name__, kinds=kinds, text=str(error), at=seen, unchanged=same, step=step)
             note(rests=comes_to_rest())
+            if os.environ.get("CHECKS_DESTROYS") == "1":
+                dist.destroy_process_group()
+                note(destroyed=True)
             faulthandler.dump_traceback_later(5)
             raise  # the process must be able to end by itself
 

@@ -70,6 +70,16 @@ def test_a_host_that_waits_for_torchs_nccl_is_let_go(which, slots):
         assert late < 2.0, late
 
 
+@pytest.mark.parametrize("fused", ["0", "1"])
+def test_torchs_group_with_a_lost_rank_can_be_destroyed(fused):
+    """torch's watchdog sleeps for a minute over what it has seen itself, and a shutdown would wait for it."""
+    others, _, everything = survivors(
+        "killed", "before", 2, CHECKS_BACKEND="nccl", CHECKS_FUSED=fused, CHECKS_DESTROYS="1"
+    )
+    for report in others:
+        assert report.get("destroyed"), everything
+
+
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_killed_rank_of_a_sharded_model_is_named(slots):
     backend = "cpu:paceline,cuda:paceline"

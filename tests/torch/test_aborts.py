@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch.distributed as dist
 
 SCRIPT = """
 import sys
@@ -27,5 +28,45 @@ sys.exit(3)
 def test_its_destructor_is_not_called(method, said):
     """torch's own waits for a watchdog that sleeps for a minute. What can't be aborted is as it was."""
     script = SCRIPT.format(method=method)
+    assert run(script) == (said, 3)
+
+
+WORLD = """
+import os
+import torch
+import torch.distributed as dist
+import paceline.torch
+from paceline._torch import aborts
+
+class Backend:
+    def abort(self):
+        pass
+
+os.environ.update(RANK="0", WORLD_SIZE="1")
+c10d = dist.distributed_c10d
+abort = c10d._abort_process_group
+c10d._abort_process_group = lambda group=None: (print("aborted"), abort(group))
+for lost in (False, True, False):
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(3), group=group)
+    if lost:
+        aborts.abort(Backend(), made_by_torch=True)
+    else:
+        aborts.abort(Backend())
+    dist.destroy_process_group()
+    print("ended", not dist.is_initialized())
+"""
+
+
+@pytest.mark.skipif(not hasattr(dist.distributed_c10d, "_abort_process_group"), reason="this torch aborts no groups")
+def test_a_world_whose_nccl_was_aborted_is_aborted_and_can_begin_again():
+    assert run(WORLD) == ("ended True\naborted\nended True\nended True\n", 0)
+
+
+def run(script):
+    """(what it printed, how it ended)"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.returncode) == (said, 3), done.stderr
+    assert "Error" not in done.stderr, done.stderr
+    return done.stdout, done.returncode

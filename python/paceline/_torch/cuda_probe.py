@@ -115,7 +115,7 @@ def ends_with(communicator, process_group, device):
             try:
                 communicator.check_health()
             except PacelineError:
-                aborts.abort(process_group._get_backend(device))
+                aborts.abort(process_group._get_backend(device), made_by_torch=True)
                 return
 
     thread = threading.Thread(target=look, daemon=True, name="paceline-probe")

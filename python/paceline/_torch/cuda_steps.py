@@ -273,4 +273,4 @@ def _abort_torch(endpoint):
     except (AttributeError, RuntimeError):
         return
     if type(backend).__name__ == "ProcessGroupNCCL":
-        aborts.abort(backend)
+        aborts.abort(backend, made_by_torch=True)

@@ -5,7 +5,7 @@ import functools
 import torch
 import torch.distributed as dist
 
-from paceline._torch import cuda, cuda_group, endpoints, overlap
+from paceline._torch import aborts, cuda, cuda_group, endpoints, overlap
 
 
 def patch():
@@ -27,7 +27,10 @@ def patch():
         unseen = overlap.end_all(None if whole else group)
         cuda.close(None if whole else group)
         endpoints.close(None if whole else group)
-        original(group)
+        if whole:
+            aborts.end_world(original)
+        else:
+            original(group)
         if not whole and hasattr(group, "paceline_endpoint"):
             group.shutdown()  # which torch only calls where our group is a backend within one of its own
         if whole:
