@@ -187,7 +187,7 @@ def test_a_delay_is_refused_where_its_relay_can_t_carry_the_rate(tmp_path):
     # What no relay in user space carries, on whatever machine. A busy one may miss the delay first.
     refusal = r"^lab: --delay does not hold here: node\d's link carries .* of 400 Gb/s, for the relay needs more"
     done = measured(
-        lambda: run_lab("--nodes", "2", "--delay", "1ms", "--rate", "400gbit", command=["touch", str(mark)]),
+        lambda: run_lab("--nodes", "2", "--delay", "20ms", "--rate", "400gbit", command=["touch", str(mark)]),
         lambda done: re.search(refusal, done.stderr, re.MULTILINE),
         attempts=5,
     )
