@@ -31,7 +31,7 @@ run_line() {
   line="${line//--nnodes=4 --nproc_per_node=1 …/…}"
   line="${line//…/--standalone --nproc_per_node=2}"
   line="${line//train.py/$2}"
-  (cd "$walk" && PATH="$walk/train/bin:$PATH" OMP_NUM_THREADS=1 timeout 300 bash -ec "$line" </dev/null >log 2>&1) || { tail -20 "$walk/log"; die "it failed: $1"; }
+  (cd "$walk" && PATH="$walk/train/bin:$PATH" OMP_NUM_THREADS=1 timeout 300 bash -ec "$line" </dev/null >log 2>&1) || { grep -v "^$" "$walk/log" | head -60; die "it failed: $1"; }
 }
 last_figures() { grep -o 'test accuracy [0-9.]*%' "$walk/log" | tail -1; }
 
