@@ -22,10 +22,7 @@ class FeedbackOf : public testing::TestWithParam<Feedback> {};
 // a step that is rolled back leaves no trace.
 TEST_P(FeedbackOf, NothingIsLostOverSteps) {
   const auto p = GetParam();
-  ClusterOptions o;
-  o.nodes = p.nodes;
-  o.local_size = p.local_size;
-  Cluster cluster(o);
+  Cluster cluster({.nodes = p.nodes, .local_size = p.local_size});
   const auto size = static_cast<size_t>(cluster.size());
   // Buckets as lists of parameters: rebuilt after the first step, one parameter missing in the third.
   const std::vector<std::vector<std::vector<size_t>>> steps = {{{0, 1, 2}, {3, 4}},
@@ -118,10 +115,7 @@ class OwnersOf : public testing::TestWithParam<Feedback> {};
 // them, in the memory of one step.
 TEST_P(OwnersOf, ResidualsFollowTheirOwners) {
   const auto p = GetParam();
-  ClusterOptions o;
-  o.nodes = p.nodes;
-  o.local_size = p.local_size;
-  Cluster cluster(o);
+  Cluster cluster({.nodes = p.nodes, .local_size = p.local_size});
   constexpr uint64_t kEach = 300000;
   std::mutex mutex;
   std::vector<double> arrived(2 * kEach), sent(2 * kEach), left(2 * kEach);

@@ -1,7 +1,5 @@
 """Faults during training on GPUs: every survivor raises an error that names the rank, soon, and no parameter moves."""
 
-import re
-
 import pytest
 from lab_launch import LabRun
 
@@ -13,12 +11,7 @@ def survivors(which, where, nodes, timeout=60, script="faulty_gpu.py", **extra):
     others = [report for rank, report in enumerate(done.reports) if rank not in lost]
     for report in others:
         assert "kind" in report, done.everything()
-        if report["kind"] == "DistBackendError":  # of a collective of the script's own; the guard names who is lost
-            assert script == "faulty_gpu.py" and extra.get("CHECKS_BACKEND") == "nccl", done.everything()
-            told = rf"paceline: on rank {done.reports.index(report)}: .*rank \d"
-            assert re.search(told, done.output), done.everything()
-        else:
-            assert "PacelineError" in report["kinds"], report
+        assert "PacelineError" in report["kinds"], report
         assert report["unchanged"], "parameters changed after the fault"
         if script == "faulty_gpu.py":
             assert report.get("rests"), f"the GPU waits for what was lost\n{done.everything()}"
@@ -50,7 +43,7 @@ def test_a_killed_rank_is_named_within_two_seconds(nodes, slots, where, backend)
 def test_a_fused_optimizer_that_nobody_waited_for_changes_nothing(where):
     others, victim, everything = survivors("killed", where, 2, CHECKS_BACKEND="nccl", CHECKS_FUSED="1")
     for report in others:
-        assert report["kind"] in ("PeerLostError", "DistBackendError"), everything
+        assert report["kind"] == "PeerLostError", everything
         assert report["at"] - victim["at"] < 2.0, report["at"] - victim["at"]
 
 
@@ -65,7 +58,8 @@ def test_a_host_that_waits_for_torchs_nccl_is_let_go(which, slots):
         which, "before", 2, slots=slots, PACELINE_PEER_TIMEOUT="5", CHECKS_BACKEND="nccl", CHECKS_READS="1"
     )
     for report in others:
-        assert report["kind"] in ("PeerLostError", "TimeoutError", "DistBackendError"), everything
+        assert report["kind"] in ("PeerLostError", "TimeoutError"), everything
+        assert "rank " in report["text"], report["text"]
         late = report["at"] - (victim["cut"] + 5.0 if which == "cut" else victim["at"])
         assert late < 2.0, late
 

@@ -20,16 +20,16 @@ import torch.distributed as dist
 #: For which the process's end waits; ncclCommAbort() takes tens of milliseconds where the GPU answers.
 _SECONDS = 10.0
 _under_way = []
-_left_behind = []
+_torchs_too = False  # whether one of torch's own groups was aborted
 
 
 def abort(backend, made_by_torch=False):
     """Calls backend.abort() in a thread, where there is such a method. made_by_torch: for one of its own groups."""
+    global _torchs_too
     if not hasattr(backend, "abort"):
         return
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))  # for good
-    if made_by_torch:
-        _left_behind.append(type(backend).__name__)
+    _torchs_too = _torchs_too or made_by_torch
     thread = threading.Thread(target=_abort, args=(backend,), daemon=True, name="paceline-abort-nccl")
     _under_way.append(thread)
     thread.start()
@@ -37,9 +37,9 @@ def abort(backend, made_by_torch=False):
 
 def end_world(destroy):
     """Ends torch's process groups by destroy(). Where some were aborted that would wait for the watchdog: all are."""
+    global _torchs_too
     abort_all = getattr(dist.distributed_c10d, "_abort_process_group", destroy)
-    aborted = bool(_left_behind)
-    _left_behind.clear()
+    aborted, _torchs_too = _torchs_too, False
     (abort_all if aborted else destroy)()
 
 
