@@ -461,6 +461,11 @@ def _text(raw):
     return raw.decode("utf-8", "replace") if raw else ""
 
 
+def open_communicators():
+    """All that this process has made and not closed."""
+    return list(_live.values())
+
+
 _live = weakref.WeakValueDictionary()
 _serials = itertools.count()
 

@@ -48,6 +48,22 @@ def killed_in_a_collective():
         dist.all_reduce(torch.ones(1000))
 
 
+def killed_in_a_collective_of_torchs_own():
+    """Beside a model that travels through Paceline, a sum goes by the script's own Gloo."""
+    DistributedDataParallel(mlp(0))
+    killed_in_a_collective()
+
+
+def killed_as_buffers_are_sent():
+    """DDP sends them before each forward pass, from C++, by the script's own Gloo."""
+    model = DistributedDataParallel(torch.nn.BatchNorm1d(6, dtype=torch.float64))
+    for step in range(1_000_000):
+        if RANK == 1 and step == 20:
+            note(at=time.monotonic())
+            os.kill(os.getpid(), signal.SIGKILL)
+        model(batch(step, 5, 6))  # no backward pass, which would go by Paceline
+
+
 def killed_while_others_wait_for_a_future():
     if RANK == 1:
         time.sleep(0.5)
@@ -97,7 +113,7 @@ def one_raises():
 
 def main():
     which = sys.argv[1]
-    gloo = which == "killed_in_training"
+    gloo = which in ("killed_in_training", "killed_in_a_collective_of_torchs_own", "killed_as_buffers_are_sent")
     seconds = 3 if which == "one_never_comes" else 60
     assert paceline.torch is not None
     dist.init_process_group("gloo" if gloo else "paceline", timeout=datetime.timedelta(seconds=seconds))

@@ -23,7 +23,15 @@ def survivors(which, ranks=3, **extra):
     return others, done.reports[1], done.everything()
 
 
-@pytest.mark.parametrize("which", ["killed_in_training", "killed_in_a_collective"])
+@pytest.mark.parametrize(
+    "which",
+    [
+        "killed_in_training",
+        "killed_in_a_collective",
+        "killed_in_a_collective_of_torchs_own",
+        "killed_as_buffers_are_sent",
+    ],
+)
 def test_kill_9_is_named_within_two_seconds(which):
     others, victim, everything = survivors(which)
     for report in others:

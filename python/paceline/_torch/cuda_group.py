@@ -127,10 +127,16 @@ class CudaGroup:
         if self.failure is not None:
             guard.unwatch(self)
             return
-        try:
-            self.check()
-        except PacelineError as error:
-            fail_all(error)
+        self.hear()
+
+    def hear(self):
+        """What ended the job, asked now; NCCL ends with it, and the other groups."""
+        if self.failure is None:
+            try:
+                self.check()
+            except PacelineError as error:
+                fail_all(error)
+        return self.failure
 
     def close(self):
         """Orderly end; all ranks of the group call it."""
@@ -170,12 +176,8 @@ class CudaGroup:
 
     def _raise_lost(self):
         """As _raise_failure(), without waiting for the guard to look."""
+        self.hear()
         self._raise_failure()
-        try:
-            self.check()
-        except PacelineError as error:
-            fail_all(error)
-            raise as_torch_error(error) from None
 
     def _raise_failure(self):
         if self.failure is not None:

@@ -107,6 +107,16 @@ class CudaSteps(residuals.ResidualSteps):
             elif self.failed(error):
                 print(f"paceline: on rank {endpoint.rank}: {error}", file=sys.stderr, flush=True)
 
+    def hear(self):
+        """What ended the job, for a script's thread that wants to raise it: asked now; torch's NCCL ends with it."""
+        endpoint = self._endpoint()
+        if self._error is None and endpoint is not None and not endpoint.communicator.closed:
+            try:
+                endpoint.communicator.communicator.check_health()
+            except PacelineError as error:
+                self.failed(error)
+        return self._error
+
     def before_step(self, optimizer, alone=False):
         """alone: nothing else is under way that this step could depend on."""
         self.check_optimizer(optimizer)

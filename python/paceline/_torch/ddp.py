@@ -12,7 +12,7 @@ import weakref
 import torch.distributed as dist
 
 from paceline import _state
-from paceline._torch import buckets, cpu_ddp, cuda, cuda_ddp, endpoints, overlap, residuals
+from paceline._torch import buckets, cpu_ddp, cuda, cuda_ddp, endpoints, lost_ranks, overlap, residuals
 from paceline.errors import PacelineError, UnsupportedError
 
 _attached = weakref.WeakKeyDictionary()
@@ -93,6 +93,7 @@ def patch(module):
     _wrap_register(cls)
     _wrap_register_builtin(cls)
     _wrap_notify(module)
+    lost_ranks.patch_buffers(cls)
 
 
 def _choose_buckets(cls):

@@ -15,7 +15,7 @@ _thread = None
 
 
 def watch(thing):
-    """thing.look() is called twice a second, on another thread, until unwatch() or its end."""
+    """thing.look() is called twice a second, on another thread, until unwatch() or its end; thing.hear() by hear()."""
     global _thread
     with _lock:
         _watched.add(thing)
@@ -27,6 +27,14 @@ def watch(thing):
 def unwatch(thing):
     with _lock:
         _watched.discard(thing)
+
+
+def hear():
+    """The error that ended what is watched, asked now, on this thread; None as long as all goes on."""
+    with _lock:
+        things = list(_watched)
+    errors = [thing.hear() for thing in things]  # all of them: each ends what would wait
+    return next((error for error in errors if error is not None), None)
 
 
 def _run():

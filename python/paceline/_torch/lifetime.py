@@ -5,12 +5,13 @@ import functools
 import torch
 import torch.distributed as dist
 
-from paceline._torch import aborts, cuda, cuda_group, endpoints, overlap
+from paceline._torch import aborts, cuda, cuda_group, endpoints, lost_ranks, overlap
 
 
 def patch():
-    """Wraps destroy_process_group(), under both of its names, batch_isend_irecv(), monitored_barrier(), time-outs and
-    torch's debugging."""
+    """Wraps destroy_process_group(), under both of its names, batch_isend_irecv(), monitored_barrier(), time-outs,
+    torch's debugging, and what its collectives raise."""
+    lost_ranks.patch()
     patch_batches()
     patch_monitored_barrier()
     patch_timeouts()
