@@ -1,11 +1,14 @@
 // The codec's share of a step, alone: what one rank encodes and decodes when `elements` gradients
-// are reduced among NODES nodes of SLOTS ranks, without any transfer. Start one process per rank at
-// the same time (`paceline lab --loopback`), so that they share the machine as they do in training.
+// are reduced among NODES nodes of SLOTS ranks, without any transfer. Start one process per rank,
+// so that they share the machine as they do in training, and ask all at the same time.
 //
 //   paceline-codec-alone fp16|topk ELEMENTS NODES SLOTS
 //
+// For every line of its standard input, a number of steps, it takes so many and prints the seconds
+// of one, their mean.
+//
 // PACELINE_CODEC_THREADS and PACELINE_TOPK_FP16 as in a job, top-k's buckets too: 4 MiB, 32 where a rank has less than two cores.
-// Prints "median seconds S". A rank encodes its share of the node's sum, ELEMENTS / SLOTS. fp16 as a
+// A rank encodes its share of the node's sum, ELEMENTS / SLOTS. fp16 as a
 // ring takes it: N-1 chunks encoded and N-1 added on the way round, one encoded and N-1 decoded on
 // the way back. top-k: one encoding of the share, with the last neighbour's gradient where a node has several ranks (a
 // pass that the encoder makes of its own), and the sum of N encodings for every rank's share.
@@ -16,6 +19,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iostream>
 #include <random>
 #include <span>
 #include <string>
@@ -118,6 +122,22 @@ std::vector<Work> make_buckets(const paceline::plan::CodecSpec& spec, uint64_t e
   return buckets;
 }
 
+/// Seconds of a step's encoding and decoding; negative when what was encoded can't be decoded.
+double step(bool sparse, std::vector<Work>& buckets, paceline::Workers& workers) {
+  double seconds = 0;
+  for (auto& bucket : buckets) {
+    bucket.gradient = bucket.fresh;  // the backward pass's work
+    auto started = Clock::now();
+    if (!sparse) {
+      step_dense(bucket);
+    } else if (!step_topk(bucket, workers)) {
+      return -1;
+    }
+    seconds += std::chrono::duration<double>(Clock::now() - started).count();
+  }
+  return seconds;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -140,25 +160,19 @@ int main(int argc, char** argv) try {
           ? std::atoi(asked)
           : paceline::fitting_codec_threads(static_cast<int>(nodes * slots), cores, cores));
   auto buckets = make_buckets(spec, elements, nodes, slots, cores);
-  std::vector<double> times;
-  auto until = Clock::now() + std::chrono::seconds(3);
-  while (Clock::now() < until || times.size() < 5) {
-    double seconds = 0;
-    for (auto& bucket : buckets) {
-      bucket.gradient = bucket.fresh;  // the backward pass's work
-      auto started = Clock::now();
-      if (name == "fp16") {
-        step_dense(bucket);
-      } else if (!step_topk(bucket, workers)) {
+  for (int steps = 0; std::cin >> steps && steps > 0;) {
+    double sum = 0;
+    for (int i = 0; i < steps; ++i) {
+      const double seconds = step(name == "topk", buckets, workers);
+      if (seconds < 0) {
         std::fputs("decoding failed\n", stderr);
         return 1;
       }
-      seconds += std::chrono::duration<double>(Clock::now() - started).count();
+      sum += seconds;
     }
-    times.push_back(seconds);
+    fmt::print("{:.6f}\n", sum / steps);
+    std::fflush(stdout);
   }
-  std::sort(times.begin(), times.end());
-  fmt::print("median seconds {:.6f}\n", times[times.size() / 2]);
   return 0;
 } catch (const std::exception& error) {
   std::fputs(error.what(), stderr);

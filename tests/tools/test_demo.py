@@ -76,25 +76,24 @@ def cluster(**steps):
     """A made-up cluster of 2 × 2 at 800 Mb/s (TCP carries 95 MB a second); steps: (seconds, predicted bytes)."""
     figures = {"forward_s": 0.02, "final_accuracy": 0.5, "bytes_measured": 1e6, "steps": 2}
     figures.update(block_s=[1.0, 1.0], block_loss=[2.0, 1.0])
+    codecs = {"paceline_fp16": [0.003] * 3, "paceline_topk": [0.015] * 3}
     return {
         "nodes": 2, "slots": 2, "batch": 16, "parameters": 123_457, "lab": {"rate_bps": 8e8, "links": []},
         "power_rank": 1, "fp16_bucket_mb": 4, "torch": "0", "threads": 1, "test_samples": TEST_SAMPLES,
         "runs": [
-            {**figures, "name": name.replace("_", "-"), "step_s": step, "bytes_predicted": predicted}
+            {**figures, "name": name.replace("_", "-"), "step_s": step, "bytes_predicted": predicted,
+             "round_s": [step] * 3, "codec_round_s": codecs.get(name, [])}
             for name, (step, predicted) in steps.items()
         ],
     }  # fmt: skip
 
 
-def test_a_floor_is_the_cores_or_the_link(monkeypatch):
-    seen = []
-    monkeypatch.setattr(demo, "codec_seconds", lambda *of: seen.append(of) or {"fp16": 0.003, "topk": 0.015}[of[0]])
+def test_a_floor_is_the_cores_or_the_link():
     made = cluster(
         no_communication=(0.1, 0), gloo=(0.44, 19e6), paceline_fp16=(0.24, 9.5e6), paceline_topk=(0.23, 950e3)
     )
     demo.add_floors(made)
     runs = {run["name"]: run for run in made["runs"]}
-    assert seen == [("fp16", 123_457, 2, 2), ("topk", 123_457, 2, 2)]
     floors = {name: run["floor_s"] for name, run in runs.items()}
     # Compute; forward and 19 MB; forward and half of them; compute and the codec.
     assert floors == pytest.approx(
@@ -107,6 +106,16 @@ def test_a_floor_is_the_cores_or_the_link(monkeypatch):
         {"no-communication": 1, "gloo": 10 / 44, "paceline-fp16": 10 / 24, "paceline-topk": 10 / 23}
     )
     assert runs["gloo"]["samples_per_s"] == pytest.approx(4 * 16 / 0.44)
+
+
+def test_what_disturbs_a_round_meets_both_sides():
+    made = cluster(no_communication=(0.1, 0), paceline_topk=(0.2, 950e3))
+    alone, ours = made["runs"]
+    alone["round_s"], ours["round_s"], ours["codec_round_s"] = [0.1, 0.3, 0.1], [0.125, 0.375, 0.2], [0.02, 0.06, 0.02]
+    demo.add_floors(made)
+    assert ours["floor_share"] == pytest.approx(0.96)  # of 0.96, 0.96, 0.6
+    assert ours["share_of_no_comm"] == pytest.approx(0.8)
+    assert (ours["codec_s"], ours["floor_s"]) == pytest.approx((0.02, 0.12))
 
 
 def on_a_small_disk(folder, size=16384):

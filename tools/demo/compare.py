@@ -1,7 +1,8 @@
 """One rank of the comparison: trains the same model with every variant, in interleaved blocks of steps.
 
 All variants live in one launch (the links, the cores and the noise are the same for all), start from equal weights and
-see equal batches. A block is a few steps between two barriers; the blocks' order is shuffled anew in every round.
+see equal batches. A block is a few steps between two barriers; the blocks' order is shuffled anew in every round, and
+the codecs alone have blocks of their own among them.
 Started by demo.py under `paceline lab`; rank 0 writes the figures as JSON.
 """
 
@@ -23,11 +24,13 @@ import output
 import torch
 import torch.distributed as dist
 import train
+from codec_alone import CodecAlone
 from lab_bytes import busiest, read_links
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 POWER_RANKS = (1, 2, 4)
+CODECS = {"paceline-fp16": "fp16", "paceline-topk": "topk"}
 FP16_BUCKETS_MB = (4, 25)  # as Paceline's, and DDP's default
 MTU, HEADERS, FRAME = 1500, 52, 14  # IPv4 and TCP with time stamps; Ethernet
 ACKNOWLEDGED = 44  # segments in a GSO batch: the receiver sees one large segment and answers once
@@ -230,11 +233,14 @@ def measure(args) -> dict:
     data = train.Digits()
     peers = tuned_peers(args.variants, data)
     variants = make_variants(args.variants, peers)
-    for v in variants:
+    parameters = sum(p.numel() for p in variants[0].model.parameters())
+    codecs = {v.name: CodecAlone(CODECS[v.name], parameters) for v in variants if v.name in CODECS}
+    everything = [*variants, *codecs.values()]
+    for v in everything:
         v.block(data, 2, record=False)  # buckets are rebuilt after the first step; PowerSGD begins at the third
     shuffled = random.Random(7)
     for round_number in range(args.rounds):
-        for v in shuffled.sample(variants, len(variants)):
+        for v in shuffled.sample(everything, len(everything)):
             v.block(data, args.steps)
         if rank == 0:
             print(f"round {round_number + 1} of {args.rounds}", flush=True)
@@ -249,6 +255,8 @@ def measure(args) -> dict:
             "ranks": size,
             "step_s": maximum(statistics.median(v.step_seconds)),
             "forward_s": forward,
+            "round_s": v.step_seconds,
+            "codec_round_s": codecs[v.name].close() if v.name in codecs else [],
             "block_s": [v.warm_up_seconds] + [s * args.steps for s in v.step_seconds],
             "block_loss": losses.tolist(),
             "bytes_measured": statistics.median(v.step_bytes),
@@ -260,7 +268,7 @@ def measure(args) -> dict:
     return {
         "runs": runs,
         "batch": train.BATCH,
-        "parameters": sum(p.numel() for p in variants[0].model.parameters()),
+        "parameters": parameters,
         "test_samples": len(data.test_y),
         **peers,
         "torch": torch.__version__,

@@ -4,7 +4,7 @@
 A mutant is an exact replacement in one file (tools/dev/mutants.toml) with the test programs or pytest paths that guard
 it. The unmutated copy has to pass first; a mutant that fails to compile is an error, not a catch.
 
-    mutants.py [--only REGEX] [--list]
+    mutants.py [--only REGEX] [--shard K/N] [--list]
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from pathlib import Path
 import tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRATCH = ROOT / "build-mutants"
-TREE = SCRATCH / "tree"
+TREE = ROOT / "build-mutants/tree"
 
 
 @dataclasses.dataclass
@@ -45,6 +44,14 @@ def load(only: str) -> list[Mutant]:
     if duplicates:
         sys.exit(f"mutants: names used twice: {sorted(duplicates)}")
     return [m for m in mutants if re.search(only, m.name)]
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    """(2, 3) of "2/3": the second of three parts."""
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if found is None or int(found[1]) > int(found[2]):
+        raise argparse.ArgumentTypeError(f"'{text}' is no part such as 2/3, the second of three")
+    return int(found[1]), int(found[2])
 
 
 def copy_tree() -> None:
@@ -151,11 +158,19 @@ def try_one(mutant: Mutant) -> str:
 
 
 def main() -> int:
+    global TREE
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="mutants whose name matches this regular expression")
+    parser.add_argument(
+        "--shard", type=shard_of, default=(1, 1), metavar="K/N", help="the K-th of N parts, in a copy of its own"
+    )
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
+    part, parts = args.shard
+    if parts > 1:
+        TREE = ROOT / f"build-mutants/tree-{part}-of-{parts}"
     mutants = load(args.only)
+    mutants = mutants[(part - 1) * len(mutants) // parts : part * len(mutants) // parts]
     if args.list:
         for m in mutants:
             print(f"{m.name:40} {m.file}")
