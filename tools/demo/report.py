@@ -192,7 +192,8 @@ network namespaces of one machine, and each link's speed is real in both directi
 <p><b>of no communication</b>: throughput against DDP whose hook returns at once, all ranks running.
 <b>of its floor</b>: the least time that a synchronous step can take, max(compute + codec alone, forward + bytes / 95 %
 of the line), over the time measured, round by round (medians); the codec's time is measured for Paceline's only, so
-the floors of torch's hooks are lower than what they could reach. <b>MB a step</b>: bytes of Ethernet frames on the busiest link, counted
+the floors of torch's hooks are lower than what they could reach. <b>MB a step</b>: bytes of Ethernet frames on the
+busiest link, counted
 at the queue that shapes it; <b>predicted</b>: for Paceline what its plan said beforehand, for the others a ring's
 arithmetic.</p></html>
 """

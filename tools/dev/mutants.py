@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -116,22 +117,17 @@ def red(mutant: Mutant) -> str:
             command = [str(interpreter_of(test)), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
         else:
             program, _, pattern = test.partition(":")
-            command = [f"build/bin/{program}", "--gtest_brief=1", *([f"--gtest_filter={pattern}"] if pattern else [])]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=TREE,
-                env=env,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=mutant.timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return f"{test}: not done after {mutant.timeout} s"
-        if done.returncode not in (0, 5):
-            return f"{test}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}"
+            command = [f"build/bin/{program}", "--gtest_brief=1", "--gtest_fail_fast", *([f"--gtest_filter={pattern}"] if pattern else [])]
+        with tempfile.TemporaryFile() as said:  # a wrong sum of a million elements can say gigabytes
+            try:
+                code = subprocess.run(
+                    command, cwd=TREE, env=env, stdout=said, stderr=said, timeout=mutant.timeout, check=False
+                ).returncode
+            except subprocess.TimeoutExpired:
+                return f"{test}: not done after {mutant.timeout} s"
+            if code not in (0, 5):
+                said.seek(max(0, said.seek(0, os.SEEK_END) - 3000))
+                return f"{test}: exit code {code}\n{said.read().decode(errors='replace')}"
     return ""
 
 
