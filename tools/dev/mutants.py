@@ -117,7 +117,8 @@ def red(mutant: Mutant) -> str:
             command = [str(interpreter_of(test)), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
         else:
             program, _, pattern = test.partition(":")
-            command = [f"build/bin/{program}", "--gtest_brief=1", "--gtest_fail_fast", f"--gtest_filter={pattern or '*'}"]
+            chosen = f"--gtest_filter={pattern or '*'}"
+            command = [f"build/bin/{program}", "--gtest_brief=1", "--gtest_fail_fast", chosen]
         with tempfile.TemporaryFile() as said:  # of a wrong sum it can be gigabytes
             try:
                 code = subprocess.run(
