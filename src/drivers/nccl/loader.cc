@@ -61,6 +61,13 @@ void* find(const std::string& path, std::string& origin) {
   return nullptr;
 }
 
+/// By what NCCL says it was doing: all errors of CUDA have one code.
+bool wanted_memory(const std::string& said) {
+  return said.find("CUDA calloc") != std::string::npos ||
+         said.find("CUDA malloc") != std::string::npos ||
+         said.find("out of memory") != std::string::npos;
+}
+
 }  // namespace
 
 Result<const Library*> load(const std::string& path) {
@@ -93,11 +100,16 @@ Result<const Library*> load(const std::string& path) {
 
 Status explain(const Api& api, NcclResult error, Comm comm, const std::string& what) {
   const char* text = api.get_error_string == nullptr ? nullptr : api.get_error_string(error);
-  const char* more = api.get_last_error == nullptr ? nullptr : api.get_last_error(comm);
-  return {Code::kUnavailable,
-          fmt::format("NCCL inside the node: {}: {}{}{} (NCCL_DEBUG=WARN says more)", what,
-                      text == nullptr ? "error" : text,
-                      more == nullptr || *more == '\0' ? "" : ": ", more == nullptr ? "" : more)};
+  const char* last = api.get_last_error == nullptr ? nullptr : api.get_last_error(comm);
+  const std::string more = last == nullptr ? "" : last;
+  const bool memory = wanted_memory(more);
+  return {memory ? Code::kResourceExhausted : Code::kUnavailable,
+          fmt::format("NCCL inside the node: {}: {}{}{}{} (NCCL_DEBUG=WARN says more)", what,
+                      text == nullptr ? "error" : text, more.empty() ? "" : ": ", more,
+                      memory ? "; the GPU has no memory left for it, unless an earlier error of "
+                               "CUDA is the cause: take a smaller batch, or give back what torch "
+                               "keeps (torch.cuda.empty_cache())"
+                             : "")};
 }
 
 }  // namespace paceline::drivers::nccl

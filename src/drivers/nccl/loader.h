@@ -20,7 +20,8 @@ struct Library {
 /// that was found stays for all later calls. kUnavailable: none, or too old. Thread-safe.
 Result<const Library*> load(const std::string& path);
 
-/// "NCCL reduce-scatter: unhandled cuda error (…)".
+/// "NCCL inside the node: reduce-scatter: unhandled cuda error (…)"; kResourceExhausted and what to do where NCCL got no
+/// device memory, which it calls by the same name.
 Status explain(const Api& api, NcclResult error, Comm comm, const std::string& what);
 
 }  // namespace paceline::drivers::nccl

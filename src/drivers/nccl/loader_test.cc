@@ -26,5 +26,19 @@ TEST(Loader, TheConfigurationIsLaidOutAsNcclReadsIt) {
   EXPECT_EQ(sizeof(Config), 48U);
 }
 
+TEST(Loader, MemoryThatNcclDidNotGetIsNamed) {
+  Api api;
+  api.get_error_string = [](NcclResult) { return "unhandled cuda error"; };
+  api.get_last_error = [](Comm) { return "Failed to CUDA calloc async 8 bytes"; };
+  const Status memory = explain(api, 1, nullptr, "reduce-scatter");
+  EXPECT_EQ(memory.code(), Code::kResourceExhausted);
+  for (const char* part : {"reduce-scatter", "8 bytes", "no memory left", "smaller batch"})
+    EXPECT_NE(memory.message().find(part), std::string::npos) << memory.message();
+  api.get_last_error = [](Comm) { return "Cuda failure 'an illegal memory access'"; };
+  const Status other = explain(api, 1, nullptr, "reduce-scatter");
+  EXPECT_EQ(other.code(), Code::kUnavailable);
+  EXPECT_EQ(other.message().find("no memory left"), std::string::npos) << other.message();
+}
+
 }  // namespace
 }  // namespace paceline::drivers::nccl
