@@ -64,6 +64,16 @@ def killed_as_buffers_are_sent():
         model(batch(step, 5, 6))  # no backward pass, which would go by Paceline
 
 
+def killed_as_a_model_is_wrapped():
+    """DDP compares the ranks' parameters and spreads rank 0's, from C++, by the script's own Gloo."""
+    DistributedDataParallel(mlp(0))
+    for step in range(1_000_000):
+        if RANK == 1 and step == 3:
+            note(at=time.monotonic())
+            os.kill(os.getpid(), signal.SIGKILL)
+        DistributedDataParallel(mlp(0))
+
+
 def killed_while_others_wait_for_a_future():
     if RANK == 1:
         time.sleep(0.5)
@@ -113,7 +123,7 @@ def one_raises():
 
 def main():
     which = sys.argv[1]
-    gloo = which in ("killed_in_training", "killed_in_a_collective_of_torchs_own", "killed_as_buffers_are_sent")
+    gloo = which.startswith("killed_as_") or which in ("killed_in_training", "killed_in_a_collective_of_torchs_own")
     seconds = 3 if which == "one_never_comes" else 60
     assert paceline.torch is not None
     dist.init_process_group("gloo" if gloo else "paceline", timeout=datetime.timedelta(seconds=seconds))

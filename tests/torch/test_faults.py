@@ -30,6 +30,7 @@ def survivors(which, ranks=3, **extra):
         "killed_in_a_collective",
         "killed_in_a_collective_of_torchs_own",
         "killed_as_buffers_are_sent",
+        "killed_as_a_model_is_wrapped",
     ],
 )
 def test_kill_9_is_named_within_two_seconds(which):

@@ -52,6 +52,13 @@ def test_where_nobody_is_lost_torchs_error_stays(monkeypatch):
     assert not isinstance(raised.value, PeerLostError)
 
 
+def test_nobody_waits_where_there_is_no_job_yet(monkeypatch):
+    """As when the ranks meet, and the first one's address is wrong."""
+    opened(monkeypatch)
+    monkeypatch.setattr(lost_ranks, "_HEAR_SECONDS", 3600)
+    assert lost_ranks.named(RuntimeError(GLOO)) is None
+
+
 @pytest.mark.parametrize("error", [RuntimeError("Tensors must be contiguous"), PeerLostError("rank 2 is lost")])
 def test_nobody_is_asked_about_other_errors(monkeypatch, error):
     world = World(after=0)
@@ -75,7 +82,7 @@ def test_all_that_is_watched_hears_of_it(monkeypatch):
             return LOST if self is first else None
 
     first, second = Watched(), Watched()
-    opened(monkeypatch)
+    opened(monkeypatch, World(after=1000))
     guard.watch(first)
     guard.watch(second)
     try:

@@ -169,7 +169,8 @@ def _wrap_after(cls, name):
 
     @functools.wraps(original)
     def wrapper(self, *args, **kwargs):
-        original(self, *args, **kwargs)
+        with lost_ranks.naming():  # torch compares the ranks' parameters and spreads rank 0's
+            original(self, *args, **kwargs)
         if not _state.disabled() and getattr(self, "reducer", None) is not None:
             _wrapped.add(self)
             attach(self)

@@ -33,7 +33,7 @@ def named(error):
 
     It waits for a moment: torch may be the first to see it. torch's own NCCL groups end with it.
     """
-    if not _may_be_a_lost_rank(error):
+    if not _may_be_a_lost_rank(error) or not core.open_communicators():
         return None
     until = time.monotonic() + _HEAR_SECONDS
     while True:
