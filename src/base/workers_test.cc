@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -43,6 +44,25 @@ TEST(Workers, HelpersTakeParts) {
   });
   EXPECT_EQ(seen.size(), 3U);
   EXPECT_EQ(seen.count(std::this_thread::get_id()), 1U);
+}
+
+TEST(Workers, TheCallerWaitsForAPartThatAHelperHas) {
+  const auto caller = std::this_thread::get_id();
+  std::atomic<int> inside = 0;
+  std::atomic<bool> is_back = false;
+  bool waited = false;
+  Workers workers(2);
+  workers.run(2, [&](int) {
+    ++inside;
+    while (inside < 2) std::this_thread::yield();
+    if (std::this_thread::get_id() == caller) return;
+    // Long enough for a caller that does not wait to be back.
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+    while (!is_back && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    waited = !is_back;
+  });
+  is_back = true;
+  EXPECT_TRUE(waited);
 }
 
 TEST(Workers, CallersTakeTurns) {

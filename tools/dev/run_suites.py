@@ -28,7 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "test-results"
 PRINT = threading.Lock()
 #: The files that make sense with torch 1.13: the others need packages of the newer torch.
-_OLD = ("buckets", "codecs", "ddp", "faults", "group", "models", "older", "overlap", "shared_pages", "start")
+_OLD = (
+    *("buckets", "codecs", "ddp", "faults", "group", "lost_ranks", "models", "older", "overlap", "shared_pages"),
+    "start",
+)
 TORCH_1_13 = [f"tests/torch/test_{name}.py" for name in _OLD]
 #: Modules with threads or with memory that several processes share: what ThreadSanitizer is for.
 THREADED = ("base", "codec", "wire_shm", "wire_tcp", "engine", "capi", "gpu")
