@@ -101,23 +101,30 @@ Result<std::unique_ptr<Path>> Path::create(const Drivers& drivers, paceline_comm
 
 /// Everybody's status; the first stage also brings who is where.
 Status Path::agree(const char* stage, const Status& mine) {
-  std::string row =
-      fmt::format("{} {} {} {} {} {} {} {}\n{}", static_cast<int>(mine.code()), me_.node,
-                  me_.local_rank, me_.local_size, options_.lanes, options_.piece_bytes,
-                  options_.wire_threads, wire_threads_, shortened(mine.message(), kRowBytes - 160));
-  auto rows = wire_.gather(row, kRowBytes, "path for CUDA tensors");
+  const TableRow row{static_cast<int>(mine.code()),
+                     me_.node,
+                     me_.local_rank,
+                     me_.local_size,
+                     options_.lanes,
+                     options_.piece_bytes,
+                     options_.wire_threads,
+                     wire_threads_,
+                     mine.message()};
+  auto gathered = wire_.gather(row.text(kRowBytes), kRowBytes, "path for CUDA tensors");
   if (!mine) return mine;
-  PACELINE_RETURN_IF_ERROR(rows.status());
-  for (size_t r = 0; r < rows->size(); ++r) {
-    const auto& text = (*rows)[r];
-    const int code = std::atoi(text.c_str());
-    if (code == 0) continue;
-    const auto line = text.find('\n');
-    return {static_cast<Code>(code),
-            fmt::format("rank {} can't use the path for CUDA tensors ({}): {}", r, stage,
-                        line == std::string::npos ? "" : text.c_str() + line + 1)};
+  PACELINE_RETURN_IF_ERROR(gathered.status());
+  std::vector<TableRow> rows;
+  for (size_t r = 0; r < gathered->size(); ++r) {
+    auto read = TableRow::parse((*gathered)[r]);
+    if (!read)
+      return {read.status().code(), fmt::format("rank {}: {}", r, read.status().message())};
+    if (read->code != 0)
+      return {static_cast<Code>(read->code),
+              fmt::format("rank {} can't use the path for CUDA tensors ({}): {}", r, stage,
+                          read->message)};
+    rows.push_back(std::move(*read));
   }
-  if (peers_.empty()) return read_table(*rows);
+  if (peers_.empty()) return read_table(rows);
   return Status::ok();
 }
 
@@ -134,43 +141,29 @@ Status Path::give_up(const Status& why) {
   return met ? why : met;
 }
 
-Status Path::read_table(const std::vector<std::string>& rows) {
+Status Path::read_table(const std::vector<TableRow>& rows) {
+  PACELINE_RETURN_IF_ERROR(check_places(rows, me_.node_count, me_.local_size));
   peers_.assign(static_cast<size_t>(me_.node_count), -1);
   for (size_t r = 0; r < rows.size(); ++r) {
-    int code = 0;
-    int node = 0;
-    int local_rank = 0;
-    int local_size = 0;
-    int lanes = 0;
-    int asked_threads = 0;
-    int threads = 0;
-    unsigned long long piece = 0;
-    if (std::sscanf(rows[r].c_str(), "%d %d %d %d %d %llu %d %d", &code, &node, &local_rank,
-                    &local_size, &lanes, &piece, &asked_threads, &threads) != 8)
-      return {Code::kInternal, fmt::format("rank {} sent a row that can't be read", r)};
-    if (local_size != me_.local_size) {
-      return {
-          Code::kUnsupported,
-          fmt::format("nodes differ in size: rank {} is one of {} on its node, this rank one of "
-                      "{}; the path for CUDA tensors needs as many GPUs on every node",
-                      r, local_size, me_.local_size)};
-    }
-    if (lanes != options_.lanes || piece != options_.piece_bytes) {
+    const TableRow& row = rows[r];
+    if (row.lanes != options_.lanes || row.piece_bytes != options_.piece_bytes) {
       return {Code::kMismatch,
               fmt::format("rank {} has {} lanes and pieces of {} bytes, this rank {} and {}: they "
                           "must be the same (PACELINE_LANES)",
-                          r, lanes, piece, options_.lanes, options_.piece_bytes)};
+                          r, row.lanes, row.piece_bytes, options_.lanes, options_.piece_bytes)};
     }
-    if (asked_threads != options_.wire_threads)
+    if (row.asked_threads != options_.wire_threads)
       return {Code::kMismatch,
               fmt::format("PACELINE_WIRE_THREADS is {} on rank {} and {} on this rank: give all "
                           "ranks the same",
-                          threads_text(asked_threads), r, threads_text(options_.wire_threads))};
-    wire_threads_ = std::min(wire_threads_, std::max(threads, 1));
-    places_.emplace_back(node, local_rank);
-    in_node_order_ = in_node_order_ && static_cast<int>(r) == node * local_size + local_rank;
-    if (local_rank == me_.local_rank) peers_[static_cast<size_t>(node)] = static_cast<int>(r);
-    if (local_rank == 0 && node == me_.node) node_root_ = static_cast<int>(r);
+                          threads_text(row.asked_threads), r, threads_text(options_.wire_threads))};
+    wire_threads_ = std::min(wire_threads_, std::max(row.wire_threads, 1));
+    places_.emplace_back(row.node, row.local_rank);
+    in_node_order_ =
+        in_node_order_ && static_cast<int>(r) == row.node * row.local_size + row.local_rank;
+    if (row.local_rank == me_.local_rank)
+      peers_[static_cast<size_t>(row.node)] = static_cast<int>(r);
+    if (row.local_rank == 0 && row.node == me_.node) node_root_ = static_cast<int>(r);
   }
   return Status::ok();
 }

@@ -64,6 +64,7 @@
 #include "gpu/path_plan.h"
 #include "gpu/pump.h"
 #include "gpu/residuals.h"
+#include "gpu/table_row.h"
 #include "gpu/wire.h"
 #include "paceline/cuda.h"
 
@@ -233,7 +234,7 @@ class Path {
   [[nodiscard]] bool ahead() const;
   Status make_streams();
   Status make_slots();
-  Status read_table(const std::vector<std::string>& rows);
+  Status read_table(const std::vector<TableRow>& rows);
   Status make_companions();
   [[nodiscard]] std::vector<Wire> wires() const;
   [[nodiscard]] Status wires_health() const;
