@@ -387,10 +387,11 @@ def activation_checkpoints():
 
 @check
 def subgroups():
-    """DDP over the even and the odd ranks: each group is its own set of peers."""
-    groups = [dist.new_group(list(range(start, SIZE, 2))) for start in (0, 1)]
-    mine = groups[RANK % 2]
-    if dist.get_world_size(mine) > 1:
+    """DDP over the even and the odd ranks, and over all but the first: each group is its own set of peers."""
+    groups = [dist.new_group(list(ranks)) for ranks in (range(0, SIZE, 2), range(1, SIZE, 2), range(1, SIZE))]
+    for mine in groups:
+        if dist.get_rank(mine) < 0 or dist.get_world_size(mine) < 2:
+            continue
         ours, plain = pair(mlp(19), process_group=mine)
         for step in range(2):
             for model in (ours, plain):

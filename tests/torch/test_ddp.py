@@ -3,6 +3,8 @@
 With torch 2 also under torch.amp (checks_mixed_precision.py) and torch.compile (checks_compiled.py).
 """
 
+import re
+
 import pytest
 from support import MODERN, Suite, names_of
 
@@ -21,11 +23,19 @@ def test_three_ranks(script, name):
     exact[script, 3].expect(name)
 
 
-def test_says_what_it_does_once_on_rank_0():
-    done = exact["checks_ddp.py", 2].result()
-    lines = [line for line in done.logs[0].splitlines() if line.startswith("paceline: 2 ranks")]
-    assert len(lines) == 1, done.logs[0]
-    assert "paceline: 2 ranks" not in done.logs[1]
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_says_what_it_does_once_on_rank_0(ranks):
+    """Groups of some of the ranks, which three of them make, have no line of their own."""
+    done = exact["checks_ddp.py", ranks].result()
+    lines = [re.findall(r"^paceline: (\d+ ranks on .*)$", log, re.MULTILINE) for log in done.logs]
+    assert [len(found) for found in lines] == [1] + [0] * (ranks - 1), done.everything()
+    assert lines[0][0].startswith(f"{ranks} ranks on")
+
+
+def test_says_nothing_on_other_ranks():
+    """Not what concerns a model on a group whose first rank is not the job's."""
+    done = exact["checks_ddp.py", 3].result()
+    assert not [line for log in done.logs[1:] for line in log.splitlines() if line.startswith("paceline: ")]
 
 
 def test_says_that_the_scripts_hook_won():

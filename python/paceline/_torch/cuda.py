@@ -14,6 +14,7 @@ from paceline import communicator as core
 from paceline._torch import cuda_probe, endpoints, everybody, guard
 from paceline._torch.cuda_steps import CudaSteps
 from paceline._torch.older import MODERN
+from paceline._torch.start_lines import say_once
 from paceline.errors import RANK_IS_MISSING, PacelineError, UnsupportedError
 
 _RESIDUAL_CODECS = ("topk", "int8")
@@ -125,7 +126,7 @@ def _choose(process_group, device):
     rank = dist.get_rank(process_group)
     wish = core.setting("cuda_path", _state.face)
     if wish == "torch":
-        _keep_torch(rank, wish, "PACELINE_CUDA_PATH=torch asks for it")
+        _keep_torch(wish, "PACELINE_CUDA_PATH=torch asks for it")
         return None
     communicator = endpoints.connect(process_group, "paceline/cuda", announce=False)
     try:
@@ -134,7 +135,7 @@ def _choose(process_group, device):
         if endpoint is not None and wish == "auto" and endpoint.codec == "none" and _has_nccl(process_group):
             figures = cuda_probe.compare(made, process_group, device)
             reason = cuda_probe.reason_for_torch(*figures)
-            _state.say_once(rank, cuda_probe.outcome(*figures))
+            say_once(cuda_probe.outcome(*figures))
     except BaseException:
         communicator.abort(f"rank {rank} could not set up the path for CUDA tensors")
         communicator.close()
@@ -144,11 +145,11 @@ def _choose(process_group, device):
             communicator.close()
         else:
             _close(endpoint)
-        _keep_torch(rank, wish, reason)
+        _keep_torch(wish, reason)
         return None
-    _state.say_once(rank, made.describe().removeprefix("paceline: "))
-    _say_what_queues_cost(rank)
-    _say_how_to_share_the_link(rank)
+    say_once(made.describe().removeprefix("paceline: "))
+    _say_what_queues_cost()
+    _say_how_to_share_the_link()
     return endpoint
 
 
@@ -157,21 +158,19 @@ def _has_nccl(process_group):
     return "nccl" in str(dist.get_backend_config(process_group))
 
 
-def _say_what_queues_cost(rank):
+def _say_what_queues_cost():
     """Few hardware queues are correct, but streams that share one wait for each other."""
     queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
     if queues.isdigit() and int(queues) < _QUEUES:
-        _state.say_once(
-            rank,
+        say_once(
             f"CUDA_DEVICE_MAX_CONNECTIONS={queues}: computation waits for communication now and then: their "
             f"streams share a hardware queue; leave it unset, or give {_QUEUES} or more",
         )
 
 
-def _say_how_to_share_the_link(rank):
+def _say_how_to_share_the_link():
     if float(core.setting("link_rate", _state.face)) == 0:
-        _state.say_once(
-            rank,
+        say_once(
             "PACELINE_LINK_RATE is not given: with the Gb/s of a node's network, as 25, its ranks share the link evenly"
             " and keep it full to the end of a step",
         )
@@ -219,7 +218,7 @@ def _first_reason(communicator, mine):
     return found[1] if everywhere else f"rank {found[0]}: {found[1]}"
 
 
-def _keep_torch(rank, wish, reason):
+def _keep_torch(wish, reason):
     if wish == "paceline":
         raise UnsupportedError(f"PACELINE_CUDA_PATH=paceline, but this CUDA model can't travel through it: {reason}")
-    _state.say_once(rank, f"the CUDA model keeps torch's own all-reduce: {reason}")
+    say_once(f"the CUDA model keeps torch's own all-reduce: {reason}")

@@ -38,7 +38,7 @@ class CudaAttachment(Attachment):
         self._encoded_names = {}
         self._rows = rows.of_model(ddp.module, endpoint.codec)
         self._parts = {}
-        rows.say(endpoint.rank, self._rows, self.keyed_parameters())
+        rows.say(self._rows, self.keyed_parameters())
         self._open = None  # (future, buffer) that is completed with this pass
         self._begun = False  # whether the path has something of this pass: what it does not carry may come before
         self._last = 0  # operation of this pass

@@ -22,6 +22,7 @@ from paceline._torch.cuda_exchanges import Exchanges, WorkOfMany
 from paceline._torch.cuda_work import Streams, together
 from paceline._torch.nccl import errors_are_ours, nccl_backend, take_place
 from paceline._torch.older import MODERN
+from paceline._torch.start_lines import say_once
 from paceline._torch.work import as_torch_error
 from paceline.errors import RANK_IS_MISSING, AbortedError, InvalidArgumentError, PacelineError, UnsupportedError
 
@@ -244,13 +245,13 @@ class CudaGroup:
         way = CudaCollectives(made, Streams(device))
         way.device = device
         way.compress(self._codec)
-        _state.say_once(_job_rank(), f"CUDA tensors of {self._name}: {made.describe().removeprefix('paceline: ')}")
+        say_once(f"CUDA tensors of {self._name}: {made.describe().removeprefix('paceline: ')}")
         watch_steps(self)
         return way, ""
 
     def _take_nccl(self, device, reason):
         if reason:
-            _state.say_once(_job_rank(), f"CUDA tensors of {self._name} travel by NCCL alone: {reason}")
+            say_once(f"CUDA tensors of {self._name} travel by NCCL alone: {reason}")
         made = nccl_backend(self._store, self.rank, self.size, self._timeout)
         self._nccl, self._unplaced = made, device
         watch_steps(self)
@@ -261,10 +262,6 @@ class CudaGroup:
         device, self._unplaced = self._unplaced, None
         if device is not None:
             take_place(backend, device, self._nccl)
-
-
-def _job_rank():
-    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def _refuse_if_asked_for(reason):

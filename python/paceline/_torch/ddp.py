@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from paceline import _state
 from paceline._torch import buckets, cpu_ddp, cuda, cuda_ddp, endpoints, lost_ranks, overlap, residuals
+from paceline._torch.start_lines import say_once
 from paceline.errors import PacelineError, UnsupportedError
 
 _attached = weakref.WeakKeyDictionary()
@@ -59,8 +60,7 @@ def attach(ddp):
     group = ddp.process_group
     if dist.get_world_size(group) <= 1:
         return
-    rank = dist.get_rank(group)
-    found = _attachment_for(ddp, group, rank)
+    found = _attachment_for(ddp, group)
     if found is None:
         return
     ddp.logger._set_comm_hook_name("paceline")
@@ -68,16 +68,14 @@ def attach(ddp):
     _attached[ddp] = found
 
 
-def _attachment_for(ddp, group, rank):
+def _attachment_for(ddp, group):
     """The way of a model, or None where it keeps torch's own, which a line says."""
     if ddp.device_type == "cpu":
         return cpu_ddp.CpuAttachment(ddp, endpoints.of(group))
     if ddp.device_type == "cuda":
         endpoint = cuda.endpoint_of(group, cuda.device_of(ddp.module))
         return cuda_ddp.CudaAttachment(ddp, endpoint) if endpoint is not None else None
-    _state.say_once(
-        rank, f"this build accelerates models on CPUs and CUDA; the one on '{ddp.device_type}' keeps torch's all-reduce"
-    )
+    say_once(f"this build accelerates models on CPUs and CUDA; the one on '{ddp.device_type}' keeps torch's all-reduce")
     return None
 
 
@@ -225,8 +223,7 @@ def _hand_over(ddp, attachment, hook, state):
     if hasattr(ddp, "_comm_hooks"):
         ddp._comm_hooks.append((hook, state))
     attachment.delegate = (hook, state)
-    _state.say_once(
-        attachment.endpoint.rank,
+    say_once(
         f"the script registered its own comm hook '{name}': this model's gradients travel by it, not by Paceline",
     )
 

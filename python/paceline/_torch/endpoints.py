@@ -10,11 +10,13 @@ import torch.distributed as dist
 from paceline import _state
 from paceline import communicator as core
 from paceline._torch.residuals import ResidualSteps
+from paceline._torch.start_lines import say_once
 from paceline._torch.stores import TorchStore
 
 _endpoints = {}
 _created = {}
 _native_worlds = []
+_told = False  # the line of the whole job
 
 
 class Endpoint:
@@ -43,8 +45,9 @@ def of(process_group):
 def make_communicator(rank, size, store, prefix, timeout=0.0, announce=True):
     """Creates a communicator, which warns of settings without effect, and prints the start-up line (if asked).
 
-    Both once, on rank 0.
+    Both once, on rank 0. The line is the job's: groups of some of its ranks have none where all ranks have had theirs.
     """
+    global _told
     serial = _created.get(prefix, 0)
     _created[prefix] = serial + 1
     communicator = core.Communicator(
@@ -55,9 +58,10 @@ def make_communicator(rank, size, store, prefix, timeout=0.0, announce=True):
         face=_state.face,
         timeout=timeout,
     )
-    if announce:
-        line = communicator.describe()
-        _state.say_once(rank, line[len("paceline: ") :] if line.startswith("paceline: ") else line)
+    whole = not dist.is_initialized() or size == dist.get_world_size()
+    if announce and (whole or not _told):
+        _told = _told or whole
+        say_once(communicator.describe().removeprefix("paceline: "), rank)
     return communicator
 
 

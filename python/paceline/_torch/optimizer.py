@@ -16,6 +16,7 @@ from paceline import _state
 from paceline._torch import carriers, cpu_ddp, ddp
 from paceline._torch.overlap import Overlap, refuse_hook
 from paceline._torch.pending_gradient import PendingGradient
+from paceline._torch.start_lines import say_once
 from paceline.errors import InvalidArgumentError, UnsupportedError
 
 #: torch's optimizers that update each parameter by itself: which are updated together changes nothing.
@@ -177,7 +178,7 @@ class _Overlapped(_Distributed):
             self._paceline_overlaps.append(found.overlap)
         self._paceline_own()
         if not self._paceline_overlaps:
-            _state.say_once(0 if not dist.is_initialized() else dist.get_rank(), _NOTHING_TO_OVERLAP)
+            say_once(_NOTHING_TO_OVERLAP)
 
     def _paceline_own(self):
         parameters = [p for group in self.param_groups for p in group["params"]]

@@ -9,6 +9,7 @@ from torch import nn
 
 from paceline import _cuda, _state
 from paceline import communicator as core
+from paceline._torch.start_lines import say_once
 
 #: What is smaller takes no more time on the wire than the operation more costs that it would be.
 LEAST_BYTES = 1 << 20
@@ -68,7 +69,7 @@ def parts(parameters, rows, item):
     return [] if any(first * item % _ALIGN for first, *_ in cut) else cut
 
 
-def say(rank, rows, keyed_parameters):
+def say(rows, keyed_parameters):
     """One line on rank 0: which weights, how many rows at most, of how many bytes."""
     found = [
         f"{name} (at most {parameter.shape[0]} rows of {rows[id(parameter)]}, "
@@ -77,8 +78,7 @@ def say(rank, rows, keyed_parameters):
         if id(parameter) in rows
     ]
     if found:
-        _state.say_once(
-            rank,
+        say_once(
             f"of these gradients only the rows that are not zero travel: {', '.join(found)}; "
             "PACELINE_SPARSE_ROWS=off sends all",
         )
