@@ -61,16 +61,18 @@ Status create(const paceline_comm_options& o, paceline_comm** out) {
   PACELINE_ASSIGN(comm->job, bootstrap::join(join));
 
   const auto& topology = comm->job->topology;
-  log::set_rank(topology.rank);
-  if (topology.rank == 0 && !comm->settings.flag("quiet")) {
+  // A communicator of some of the job's ranks has a rank 0 of its own, which is not who speaks for the job.
+  auto launched =
+      bootstrap::find_identity(std::nullopt, std::nullopt, comm->settings.flag("use_ddp_launcher"));
+  const int job_rank = launched ? launched->rank : topology.rank;
+  log::set_rank(job_rank);
+  if (job_rank == 0 && !comm->settings.flag("quiet")) {
     for (const auto& w : comm->settings.warnings()) {
       if (log::first(w)) log::warning("{}", w);
     }
   }
   comm->options = engine_options(comm->settings, o.timeout_s);
   comm->timeout_s = static_cast<double>(comm->options.default_timeout) / kSecond;
-  auto launched =
-      bootstrap::find_identity(std::nullopt, std::nullopt, comm->settings.flag("use_ddp_launcher"));
   if (launched) comm->job_local_size = launched->local_size;
   comm->engine = engine::make_engine(comm->options, topology, *comm->job->channel);
   comm->workers =

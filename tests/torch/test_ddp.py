@@ -10,7 +10,8 @@ from support import MODERN, Suite, names_of
 
 SCRIPTS = ("checks_ddp.py", "checks_join.py")
 CHECKS = [pytest.param(script, name, id=name) for script in SCRIPTS for name in names_of(script)]
-exact = {(script, ranks): Suite(script, ranks) for script in SCRIPTS for ranks in (2, 3)}
+#: The setting has no effect, which is said once.
+exact = {(script, ranks): Suite(script, ranks, HOROVOD_CYCLE_TIME="0") for script in SCRIPTS for ranks in (2, 3)}
 
 
 @pytest.mark.parametrize(("script", "name"), CHECKS)
@@ -35,7 +36,9 @@ def test_says_what_it_does_once_on_rank_0(ranks):
 def test_says_nothing_on_other_ranks():
     """Not what concerns a model on a group whose first rank is not the job's."""
     done = exact["checks_ddp.py", 3].result()
-    assert not [line for log in done.logs[1:] for line in log.splitlines() if line.startswith("paceline: ")]
+    said = re.compile(r"^(paceline: |.*\[paceline \d+\]|.*HOROVOD_CYCLE_TIME).*$", re.MULTILINE)
+    assert [said.findall(log) for log in done.logs[1:]] == [[], []], done.everything()
+    assert done.logs[0].count("HOROVOD_CYCLE_TIME is known but has no effect yet") == 1, done.logs[0]
 
 
 def test_says_that_the_scripts_hook_won():
