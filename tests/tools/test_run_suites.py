@@ -14,6 +14,38 @@ PASS, FAIL = "def test_a(): pass\n", "def test_b(): raise ValueError('b is wrong
 SKIP = "import pytest\ndef test_c(): pytest.skip('not here')\n"
 
 
+ONCE = """
+import pathlib
+def test_d():
+    marker = pathlib.Path(__file__).with_suffix(".failed")
+    if not marker.exists():
+        marker.touch()
+        print("{}")
+        raise ValueError("late")
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "last"),
+    [
+        ("nothing", "1 passed, 0 failed"),
+        ("WARNING: ThreadSanitizer: data race (pid=1)", "0 passed, 1 failed"),
+        ("==1==ERROR: AddressSanitizer: heap-use-after-free", "0 passed, 1 failed"),
+        ("a.cc:3:5: runtime error: signed integer overflow", "0 passed, 1 failed"),
+    ],
+)
+def test_a_second_run_forgives_what_was_late_but_no_sanitizers_report(tmp_path, monkeypatch, capfd, said, last):
+    file = tmp_path / "test_once.py"
+    file.write_text(ONCE.format(said))
+    monkeypatch.setattr(run_suites, "OUT", tmp_path / "results")
+    suite = run_suites.pytest_suite("once", sys.executable, [str(file)])
+    monkeypatch.setattr(run_suites, "all_suites", lambda: [suite])
+    monkeypatch.setattr(run_suites, "build_all", lambda *_: run_suites.Tally())
+    monkeypatch.setattr(sys, "argv", ["run_suites.py"])
+    assert run_suites.main() == (0 if "0 failed" in last else 1)
+    assert capfd.readouterr().out.splitlines()[-1] == last
+
+
 @pytest.mark.parametrize(
     ("sources", "last", "code"),
     [

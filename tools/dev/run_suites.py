@@ -27,6 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "test-results"
 PRINT = threading.Lock()
+#: By which a sanitizer's report begins: a race that one run shows and the next does not is a race.
+REPORT = re.compile(r"(WARNING|ERROR): (Thread|Address|Leak|Memory)Sanitizer|: runtime error: ")
 #: The files that make sense with torch 1.13: the others need packages of the newer torch.
 _OLD = (
     *("buckets", "codecs", "ddp", "faults", "group", "lost_ranks", "models", "older", "overlap", "shared_pages"),
@@ -239,9 +241,12 @@ def once_more(suite: Suite, tally: Tally) -> Tally:
     """A second run, alone on the machine and said: tests that bound a reaction time can lose against the suite beside
     them on two cores. Of a suite that ran alone only a few failed tests get it."""
     names = failed_tests(suite)
+    log = log_of(suite)
+    if REPORT.search(log.read_text(errors="replace")):
+        say(f"==> {suite.name}: a sanitizer's report is not for a second run to forgive")
+        return tally
     if suite.alone and not 0 < len(names) == tally.failed <= 2:
         return tally
-    log = log_of(suite)
     log.replace(log.with_suffix(".first.log"))  # what went wrong stays to be read
     if not suite.alone:
         say(f"==> {suite.name} failed beside others; once more, alone")
