@@ -298,5 +298,29 @@ def two_models_keep_their_residuals_apart():
     assert not identical(residuals(first), residuals(second))
 
 
+@check
+def models_with_groups_of_their_own_are_taken_back_apart():
+    """Both backward passes come before both steps, and one of the two steps is spoilt."""
+    if not MODERN:
+        assert not hasattr(torch.amp, "GradScaler")
+        return
+    for spoilt_first in (False, True):
+        whole, spoilt = (model(seed, process_group=dist.new_group()) for seed in (12, 13))
+        first, second = (torch.optim.SGD(one.parameters(), lr=0.01) for one in (whole, spoilt))
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for step in range(2):
+            before = [residuals(one) for one in (whole, spoilt)]
+            for one in (whole, spoilt):
+                one.zero_grad()
+                scaler.scale((one(batch(step, 8, 6, dtype=torch.float32)) ** 2).mean()).backward()
+            if step == 1:
+                next(spoilt.parameters()).grad.view(-1)[0] = float("inf")
+            for optimizer in (second, first) if spoilt_first else (first, second):
+                scaler.step(optimizer)
+            after = [residuals(one) for one in (whole, spoilt)]
+            assert [identical(*pair) for pair in zip(before, after)] == [False, step == 1]
+            scaler.update()
+
+
 if __name__ == "__main__":
     run()

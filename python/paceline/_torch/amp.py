@@ -53,7 +53,7 @@ def patch(scaler_class):
         if self.is_enabled():
             _take_in_hand(optimizer)
         result = step(self, optimizer, *args, **kwargs)
-        steps = ResidualSteps.every() if self.is_enabled() else []
+        steps = ResidualSteps.of_optimizer(optimizer) if self.is_enabled() else []
         if steps and _found_inf(self, optimizer):
             for one in steps:
                 one.rollback()

@@ -48,6 +48,16 @@ class ResidualSteps:
     def every():
         return [s for s in _steps.values() if s.enabled and s._alive() is not None]
 
+    @staticmethod
+    def of_optimizer(optimizer):
+        """Those that have parameters of an optimizer; all, where it is not known whose it has."""
+        steps = ResidualSteps.every()
+        return [one for one in steps if one.has_parameters_of(optimizer)] or steps
+
+    def has_parameters_of(self, optimizer):
+        firsts = (id(group["params"][0]) for group in optimizer.param_groups if group["params"])
+        return any(first in self.parameters for first in firsts)
+
     def submitted(self, first):
         """An operation is about to be submitted; `first`: of its model's backward pass."""
         if not self.enabled:
@@ -61,8 +71,7 @@ class ResidualSteps:
 
     def optimizer_stepped(self, optimizer):
         """Called after every torch optimizer's step; ends the step where the parameters are ours."""
-        firsts = (id(group["params"][0]) for group in optimizer.param_groups if group["params"])
-        if any(first in self.parameters for first in firsts):
+        if self.has_parameters_of(optimizer):
             self._by_optimizer = True
             self.commit()
 
