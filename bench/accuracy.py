@@ -21,7 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tools" / "demo")]
 
-CODECS = ("none", "fp16", "topk")
+#: By name: PACELINE_CODEC and PACELINE_TOPK_FP16.
+CODECS = {"none": ("none", "0"), "fp16": ("fp16", "0"), "topk": ("topk", "0"), "topk-fp16": ("topk", "1")}
 GOAL_POINTS = 0.5
 
 
@@ -38,8 +39,8 @@ def rank_main(seeds: int, steps: int, out: str) -> None:
     data = train.Digits()
     results = []
     for seed in range(seeds):
-        for codec in CODECS:
-            os.environ["PACELINE_CODEC"] = codec
+        for codec, (name, halves) in CODECS.items():
+            os.environ.update(PACELINE_CODEC=name, PACELINE_TOPK_FP16=halves)
             group = dist.new_group(backend="gloo")
             model = DistributedDataParallel(train.build_model(seed), process_group=group, gradient_as_bucket_view=True)
             optimizer = train.build_optimizer(model)
@@ -89,7 +90,7 @@ def main() -> int:
     for codec, mean in means.items():
         off = (mean - means["none"]) * 100
         kept = kept and abs(off) <= GOAL_POINTS
-        print(f"{codec:6} {mean:8.2%}  {off:+.2f} points")
+        print(f"{codec:9} {mean:8.2%}  {off:+.2f} points")
     if args.json:
         args.json.write_text(json.dumps({**said, "means": means, "kept": kept}, indent=2) + "\n")
     print("within" if kept else "NOT within", f"{GOAL_POINTS} points of exact")

@@ -186,7 +186,10 @@ def run_rate(rate: str, args: argparse.Namespace) -> dict:
     command += ["--rank", str(out), "--rounds", str(args.rounds), "--steps", str(args.steps)]
     command += ["--batch", str(args.batch), "--threads", str(args.threads), "--codecs", *args.codecs]
     env = {**os.environ, "PACELINE_QUIET": "1", "OMP_NUM_THREADS": str(args.threads)}
-    subprocess.run(command, check=True, timeout=args.limit, env=env)
+    try:
+        subprocess.run(command, check=True, timeout=args.limit, env=env)
+    except subprocess.TimeoutExpired:
+        sys.exit(f"overlap: {rate} was not done after {args.limit:g} s; give a larger --limit, or fewer --rounds")
     said = json.loads(out.read_text())
     line = said["rate_bps"] / 8 * TCP_SHARE
     compute = said["paths"]["none"]["seconds"]

@@ -375,16 +375,14 @@ TEST(Validate, NamesTheField) {
 }
 
 // Plans are built in the submitting call, once per shape of request.
-TEST(Speed, AThousandRanks) {
+// Building takes time and memory by steps; a thousand ranks must not have a million.
+TEST(Size, AThousandRanksHaveAFewStepsEach) {
   PlanRequest q = all_reduce(1024, 1, 64 << 20);
   q.algorithm = Algorithm::kRing;
-  auto begin = std::chrono::steady_clock::now();
   auto plan = build(q, 517);
-  std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   ASSERT_TRUE(plan);
   EXPECT_GE(plan->steps.size(), 4 * 1023U);
-  RecordProperty("milliseconds", std::to_string(took.count() * 1e3));
-  EXPECT_LT(took.count(), 2.0);  // milliseconds when the machine is idle
+  EXPECT_LE(plan->steps.size(), 16 * 1023U);
 }
 
 }  // namespace

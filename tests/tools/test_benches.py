@@ -1,0 +1,71 @@
+"""The benchmarks run and write what their pages quote: small, and nothing is said of how fast."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "lab")]
+
+from lab_tools import makes_namespaces  # noqa: E402
+
+in_a_lab = pytest.mark.skipif(not makes_namespaces(), reason="nobody here may make network namespaces (root is needed)")
+
+
+def bench(name, *words):
+    command = [sys.executable, str(ROOT / "bench" / f"{name}.py"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def figures(done, path, codes=(0,)):
+    assert done.returncode in codes, done.stdout + done.stderr
+    text = path.read_text()
+    return [json.loads(line) for line in text.splitlines()] if text.startswith('{"') else json.loads(text)
+
+
+@in_a_lab
+def test_links(tmp_path):
+    out = tmp_path / "links.json"
+    done = bench("links", "--rows", "1:2x1", "--mib", 1, "--seconds", 0.1, "--json", out)
+    (row,) = figures(done, out, codes=(0, 1))  # 1: short of its goal, on a busy machine
+    assert row["bytes"] == 1 << 20 and row["us_p50"] > 0 and row["cores"] > 0
+    assert row["floor_share"] == pytest.approx(row["floor_us"] / row["us_p50"])
+    assert row["bytes_measured"] == pytest.approx(row["bytes_predicted"], rel=0.02)
+
+
+def test_memory(tmp_path):
+    out = tmp_path / "memory.json"
+    rows = figures(bench("memory", "--mib", 8, "--json", out), out)
+    assert {(r["nodes"], r["slots"], r["codec"]) for r in rows} == {
+        (nodes, slots, codec) for nodes, slots in ((4, 1), (2, 2)) for codec in ("exact", "fp16", "topk")
+    }
+    assert all(0 <= row["buffers"] <= 2 for row in rows), rows
+
+
+def test_accuracy(tmp_path):
+    out = tmp_path / "accuracy.json"
+    done = bench("accuracy", "--seeds", 1, "--steps", 3, "--json", out)
+    said = figures(done, out, codes=(0, 1))  # three steps teach little
+    assert said["means"].keys() == {"none", "fp16", "topk", "topk-fp16"}
+    assert said["samples"] == 2500
+    assert said["means"]["none"] == pytest.approx(said["means"]["fp16"], abs=0.02)
+    losses = {result["codec"]: result["loss"] for result in said["results"]}
+    assert losses["topk"] != losses["none"] and losses["topk-fp16"] != losses["topk"], "each travels by its own codec"
+
+
+def test_the_cost_of_a_hook(tmp_path):
+    out = tmp_path / "hook.json"
+    rows = {row["name"]: row for row in figures(bench("hook_cost", "--buckets", 4, "--json", out), out)}
+    assert rows["CPU, fp16"]["buckets"] == 4 and rows["CPU, fp16"]["library_us"] > 0
+    assert all(row["python_us"] > 0 for row in rows.values())
+
+
+@in_a_lab
+def test_overlap_says_when_its_time_is_over(tmp_path):
+    words = ("--rates", "1gbit", "--nodes", 2, "--codecs", "exact", "--limit", 0.5)
+    done = bench("overlap", *words, "--json", tmp_path / "overlap.json")
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert "overlap: 1gbit was not done after 0.5 s; give a larger --limit" in done.stderr
