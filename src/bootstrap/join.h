@@ -54,7 +54,7 @@ struct Job {
 
 /// Blocks until every rank is there, at most the time-out. All ranks call it equally often for one
 /// prefix, so that a communicator can be destroyed and made again. kTimeout names the ranks that
-/// never came; kMismatch the setting or version that differs and who has it; kInvalidArgument a
+/// never came; kMismatch the setting, version or size that differs and who has it; kInvalidArgument a
 /// contradictory environment; kUnauthenticated a wrong secret.
 Result<std::unique_ptr<Job>> join(const JoinOptions& options);
 /// The same, where the caller counts the joins of a prefix: several ranks in one process.

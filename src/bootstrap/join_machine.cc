@@ -157,6 +157,7 @@ void JoinMachine::step(Time now) {
 void JoinMachine::publish() {
   Record record{.build = spec_.build,
                 .wire = spec_.wire_version,
+                .size = spec_.size,
                 .host = spec_.self.host,
                 .address = spec_.self.address};
   auto put = space_.put(record_key(spec_.rank), encode_record(record));
@@ -186,6 +187,14 @@ void JoinMachine::ask_for_parent() {
              "on all hosts",
              own_name(), spec_.build, spec_.wire_version, parent_name_, record->build,
              record->wire)});
+  }
+  if (record->size != spec_.size) {
+    return fail(
+        {Code::kMismatch,
+         fmt::format(
+             "the ranks differ in the size of the job: {} was started with {} and {} with {}. "
+             "Start all ranks with the same size (WORLD_SIZE; -np of mpirun and `paceline run`)",
+             own_name(), spec_.size, parent_name_, record->size)});
   }
   auto known = set_peer_(tree_.parent, record->address, record->host);
   if (!known.is_ok()) return fail(known);

@@ -214,6 +214,16 @@ TEST_P(OddOneOut, AnotherWireVersionEndsAllOfThemByName) {
                   {"(wire 1)", "(wire 7)", "install the same version"});
 }
 
+TEST_P(OddOneOut, ALargerJobEndsAllOfThemByName) {
+  expect_all_told({GetParam(), [](JoinSpec& spec) { spec.size = 300; }},
+                  {"with 300", "with 256", "with the same size"});
+}
+
+TEST_P(OddOneOut, ASmallerJobEndsAllOfThemByName) {
+  expect_all_told({GetParam(), [](JoinSpec& spec) { spec.size = 255; }},
+                  {"with 255", "with 256", "with the same size"});
+}
+
 TEST(JoinSimulation, AKilledRankEndsTheJoin) {
   wire::FakeOptions options;
   options.latency = 10 * kMillisecond;

@@ -7,15 +7,18 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <functional>
+#include <fmt/format.h>
 
+#include <array>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <random>
 #include <thread>
 
 #include "base/testing/variables.h"
+#include "bootstrap/identity.h"
 #include "bootstrap/kv_store.h"
 
 namespace paceline::bootstrap {
@@ -80,6 +83,26 @@ std::map<Rank, Outcome> join_all(Rank size, const std::vector<Rank>& present, Sh
       auto outcome = join_as(options, 0);
       std::lock_guard lock(mutex);
       outcomes.emplace(rank, std::move(outcome));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return outcomes;
+}
+
+/// Two ranks that were started with sizes of their own, `store` or our own server between them.
+std::map<Rank, Outcome> join_with_sizes(const std::array<Rank, 2>& sizes, SharedStore* store,
+                                        const Variables& variables) {
+  std::map<Rank, Outcome> outcomes;
+  std::mutex mutex;
+  std::vector<std::thread> threads;
+  for (Rank rank : {0, 1}) {
+    threads.emplace_back([&, rank] {
+      for (auto& [r, job] : join_all(
+               sizes[static_cast<std::size_t>(rank)], {rank}, store,
+               [&](Rank) { return variables; }, 30)) {
+        std::lock_guard lock(mutex);
+        outcomes.emplace(r, std::move(job));
+      }
     });
   }
   for (auto& thread : threads) thread.join();
@@ -261,6 +284,29 @@ TEST(Join, SettingsThatDifferAreNamedOnEveryRank) {
     EXPECT_NE(job.status().message().find("topk_ratio is"), std::string::npos)
         << job.status().message();
     EXPECT_NE(job.status().message().find("rank 5"), std::string::npos) << job.status().message();
+  }
+}
+
+TEST(Join, SizesThatDifferAreNamedOnEveryRank) {
+  for (const auto& sizes : {std::array<Rank, 2>{2, 3}, std::array<Rank, 2>{3, 2}}) {
+    for (bool own_server : {false, true}) {
+      SharedStore store;
+      auto variables = loopback(0);
+      if (own_server) {
+        variables = {{"PACELINE_RENDEZVOUS", "127.0.0.1:" + std::to_string(free_port())},
+                     {"PACELINE_SECRET", "a secret of sixteen +"}};
+      }
+      auto jobs = join_with_sizes(sizes, own_server ? nullptr : &store, variables);
+      for (auto& [rank, job] : jobs) {
+        ASSERT_FALSE(job) << rank;
+        EXPECT_EQ(job.status().code(), Code::kMismatch) << job.status().message();
+        const auto host = host_name();
+        for (const auto& word :
+             {fmt::format("rank 1 (host {}) was started with {}", host, sizes[1]),
+              fmt::format("rank 0 (host {}) with {}", host, sizes[0]), std::string("WORLD_SIZE")})
+          EXPECT_NE(job.status().message().find(word), std::string::npos) << job.status().message();
+      }
+    }
   }
 }
 

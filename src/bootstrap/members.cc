@@ -26,6 +26,7 @@ std::string encode_record(const Record& record) {
   ByteWriter out;
   out.put(kRecordMagic);
   out.put(record.wire);
+  out.put(record.size);
   out.put_string(record.build);
   out.put_string(record.host);
   out.put_string(record.address);
@@ -37,6 +38,7 @@ Result<Record> decode_record(const std::string& text) {
   auto magic = in.get<uint32_t>();
   Record record;
   record.wire = in.get<uint32_t>();
+  record.size = in.get<Rank>();
   record.build = in.get_string(64);
   record.host = in.get_string(kMaxHost);
   record.address = in.get_string(kMaxAddress);

@@ -26,6 +26,7 @@ using SettingTexts = std::map<std::string, std::string>;
 struct Record {
   std::string build;  ///< this library's version
   uint32_t wire = 0;  ///< the protocol's version
+  Rank size = 0;      ///< of the job, as this rank was told
   std::string host;
   std::string address;  ///< wire's
 };

@@ -84,11 +84,13 @@ TEST(Members, NotesAndRecordsThatAreCutAreRefused) {
     ASSERT_FALSE(decode_note(std::span(bytes).first(n)).is_ok()) << n;
   Record record;
   record.wire = 1;
+  record.size = 3;
   record.build = "0.1.0";
   record.host = "a";
   record.address = "192.0.2.1:1";
   const auto text = encode_record(record);
   ASSERT_TRUE(decode_record(text).is_ok());
+  EXPECT_EQ(decode_record(text)->size, 3);
   for (std::size_t n = 0; n < text.size(); ++n)
     ASSERT_FALSE(decode_record(text.substr(0, n)).is_ok()) << n;
 }
