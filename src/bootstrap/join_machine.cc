@@ -113,7 +113,7 @@ bool JoinMachine::progress(Time now) {
     for (auto& completion : events_.completions) complete(completion);
     for (auto& loss : events_.losses) {
       if (state_ < State::kFlush && (loss.peer == tree_.parent || child(loss.peer) != nullptr)) {
-        fail(loss.status);
+        lost(loss.status);
       } else {
         early_.losses.push_back(std::move(loss));
       }
@@ -244,6 +244,9 @@ void JoinMachine::handle(const wire::Note& note) {
     case NoteKind::kFailed:
       fail({decoded->code, decoded->text});
       break;
+    case NoteKind::kImpatient:
+      begin_diagnosis(now_);
+      break;
   }
 }
 
@@ -280,7 +283,10 @@ void JoinMachine::complete(const wire::Completion& completion) {
   auto peer = static_cast<Rank>(completion.cookie & 0xffff'ffffULL);
   if (what == kSendUp || what == kSendDown) --sends_left_;
   if (state_ >= State::kFlush) return;
-  if (!completion.status.is_ok()) return fail(completion.status);
+  if (!completion.status.is_ok()) {
+    return completion.status.code() == Code::kPeerLost ? lost(completion.status)
+                                                       : fail(completion.status);
+  }
   if (what == kReceiveUp) {
     auto& from = *child(peer);
     from.table.resize(completion.bytes);
@@ -346,19 +352,26 @@ void JoinMachine::look_for_failure(Time now) {
 
 void JoinMachine::begin_diagnosis(Time now) {
   if (state_ == State::kDiagnose) return;
+  waited_in_ = state_;
+  waited_ = std::min(spec_.timeout, now - (spec_.deadline - spec_.timeout));
   diagnosis_ends_ = after(now, kDiagnosis);
   ask_at_ = now;
   ask_pause_ = kFirstPause;
   for (Rank r = 0; r < spec_.size; ++r) {
     if (r != spec_.rank) unseen_.insert(r);
   }
-  // Who stands where, before the state is overwritten.
-  status_ = Status(Code::kTimeout, waiting_for());
   state_ = State::kDiagnose;
+  // Whoever lacks a child knows more than those that wait for the table; its own patience may last longer.
+  tell({.kind = NoteKind::kImpatient});
+}
+
+bool JoinMachine::knows_whom() const {
+  return waited_in_ <= State::kAsk ||
+         std::any_of(children_.begin(), children_.end(), [](auto& c) { return !c.greeted; });
 }
 
 std::string JoinMachine::waiting_for() const {
-  if (state_ <= State::kAsk) return fmt::format("rank {}", tree_.parent);
+  if (waited_in_ <= State::kAsk) return fmt::format("rank {}", tree_.parent);
   std::string text;
   for (const auto& c : children_) {
     if (c.gathered) continue;
@@ -374,44 +387,63 @@ void JoinMachine::diagnose(Time now) {
   ask_pause_ = std::min(2 * ask_pause_, kLongestPause);
   for (auto rank = unseen_.begin(); rank != unseen_.end();) {
     auto value = space_.get(record_key(*rank));
-    rank = value && *value ? unseen_.erase(rank) : std::next(rank);
+    if (!value || !*value) {
+      ++rank;
+      continue;
+    }
+    auto record = decode_record(**value);
+    if (auto* c = child(*rank); c != nullptr && record)
+      c->name = fmt::format("rank {} (host {})", *rank, record->host);
+    rank = unseen_.erase(rank);
   }
-  if (!unseen_.empty() && now < diagnosis_ends_) return;
-  auto seconds = static_cast<double>(spec_.timeout) / kSecond;
-  auto waited = status_.message();
+  // A neighbour's finding may still come.
+  if (!(unseen_.empty() && knows_whom()) && now < diagnosis_ends_) return;
+  auto seconds = static_cast<double>(waited_) / kSecond;
   if (!unseen_.empty()) {
     return fail(
         {Code::kTimeout,
          fmt::format(
-             "after {:g} s rank{} {} of {} never came (asked {}). Are all ranks started with the "
+             "after {:.3g} s rank{} {} of {} never came (asked {}). Are all ranks started with the "
              "same size and rendezvous? PACELINE_START_TIMEOUT sets the patience",
              seconds, unseen_.size() == 1 ? "" : "s", list(unseen_), spec_.size,
              space_.describe())});
   }
-  fail({Code::kTimeout,
-        fmt::format("after {:g} s {} still waits for {}: all ranks have started, so a connection "
-                    "fails (firewall? "
-                    "wrong interface? see PACELINE_INTERFACE; other hosts' messages may tell)",
-                    seconds, own_name(), waited)});
+  fail({Code::kTimeout, fmt::format("after {:.3g} s {} still waits for {}: all ranks have started, "
+                                    "so one has ended (see what it "
+                                    "printed) or a connection fails (firewall? wrong interface? "
+                                    "see PACELINE_INTERFACE; other hosts' messages may tell)",
+                                    seconds, own_name(), waiting_for())});
 }
 
-void JoinMachine::fail(Status why, bool tell) {
-  if (state_ >= State::kFlush && state_ != State::kDiagnose) return;
+// The teller is named, too: where a link is cut, either end may be the one that is cut off.
+void JoinMachine::lost(const Status& why) {
+  fail(
+      {why.code(),
+       fmt::format("{} (found by {} while the job formed; what the lost rank printed may tell why)",
+                   why.message(), own_name())});
+}
+
+void JoinMachine::fail(Status why) {
+  if (state_ >= State::kFlush) return;
   status_ = std::move(why);
   state_ = State::kFlush;
   flush_ends_ = after(now_, kFlush);
-  if (!tell) return;
-  auto note =
-      encode_note({.kind = NoteKind::kFailed, .code = status_.code(), .text = status_.message()});
-  for (auto& c : children_) {
-    if (c.greeted) channel_.post_note(c.rank, note);
-  }
-  if (!parent_name_.empty()) channel_.post_note(tree_.parent, note);
+  const JoinNote note{.kind = NoteKind::kFailed, .code = status_.code(), .text = status_.message()};
+  tell(note);
   // Time-outs come to everyone by themselves, and each names what it waited for.
   if (status_.code() != Code::kTimeout) {
+    auto bytes = encode_note(note);
     [[maybe_unused]] auto put =
-        space_.put(key("failed"), {reinterpret_cast<const char*>(note.data()), note.size()});
+        space_.put(key("failed"), {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   }
+}
+
+void JoinMachine::tell(const JoinNote& note) {
+  auto bytes = encode_note(note);
+  for (auto& c : children_) {
+    if (c.greeted) channel_.post_note(c.rank, bytes);
+  }
+  if (!parent_name_.empty()) channel_.post_note(tree_.parent, bytes);
 }
 
 void JoinMachine::end_flush(Time now) {

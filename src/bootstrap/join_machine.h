@@ -54,7 +54,7 @@ class JoinMachine {
   wire::Events take_early() { return std::move(early_); }
 
  private:
-  enum class State { kPublish, kAsk, kGather, kTable, kHandOut, kFlush, kDiagnose, kEnded };
+  enum class State { kPublish, kAsk, kGather, kTable, kHandOut, kDiagnose, kFlush, kEnded };
   struct Child {
     Rank rank = -1;
     bool greeted = false;
@@ -77,13 +77,16 @@ class JoinMachine {
   void look_for_failure(Time now);
   void begin_diagnosis(Time now);
   void diagnose(Time now);
-  void fail(Status why, bool tell = true);
+  void fail(Status why);
+  void lost(const Status& why);
+  void tell(const JoinNote& note);
   void end_flush(Time now);
   Child* child(Rank rank);
   [[nodiscard]] std::string key(const std::string& name) const { return spec_.prefix + name; }
   [[nodiscard]] std::string record_key(Rank rank) const { return key("r" + std::to_string(rank)); }
   [[nodiscard]] std::string own_name() const;
   [[nodiscard]] std::string waiting_for() const;
+  [[nodiscard]] bool knows_whom() const;
 
   JoinSpec spec_;
   KeyValue& space_;
@@ -108,6 +111,8 @@ class JoinMachine {
   Time ask_pause_ = 0;
   Time failure_check_at_ = 0;
   Time diagnosis_ends_ = kNever;
+  State waited_in_ = State::kPublish;  ///< when the patience ended
+  Time waited_ = 0;                    ///< so long
   Time flush_ends_ = kNever;
   std::set<Rank> unseen_;  ///< diagnosis: ranks whose record was not found
 };

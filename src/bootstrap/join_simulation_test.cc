@@ -1,4 +1,5 @@
 // The join of a thousand ranks in one process, over the simulated wire: rounds and memory are counted.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -51,7 +52,10 @@ class Simulation {
       if (r == odd.rank) odd.change(spec);
       rank.machine = std::make_unique<JoinMachine>(
           std::move(spec), *rank.space, *rank.channel,
-          [](Rank, const std::string&, const std::string&) { return Status(); });
+          [channel = rank.channel.get()](Rank peer, const std::string&, const std::string& at) {
+            channel->set_peer_host(peer, at);
+            return Status();
+          });
     }
   }
 
@@ -61,6 +65,7 @@ class Simulation {
       Time next = network_.next_event_time();
       bool all_ended = true;
       for (auto& rank : ranks_) {
+        if (network_.is_dead(rank.channel ? rank.channel->rank() : -1)) continue;
         if (!rank.machine || rank.ended) {
           if (rank.channel) next = std::min(next, rank.channel->next_timer());
           continue;
@@ -74,7 +79,7 @@ class Simulation {
       std::set<Rank> due(woken.begin(), woken.end());
       for (Rank r = 0; r < static_cast<Rank>(ranks_.size()); ++r) {
         auto& rank = ranks_[static_cast<std::size_t>(r)];
-        if (!rank.machine) continue;
+        if (!rank.machine || network_.is_dead(r)) continue;
         if (rank.ended) {  // as an engine would: acknowledgements still have to leave
           wire::Events events;
           if (due.contains(r) || rank.channel->next_timer() <= network_.now())
@@ -224,17 +229,54 @@ TEST_P(OddOneOut, ASmallerJobEndsAllOfThemByName) {
                   {"with 255", "with 256", "with the same size"});
 }
 
-TEST(JoinSimulation, AKilledRankEndsTheJoin) {
+/// Rank `victim` of 32 dies before anybody can have the table: all others end by its name, and soon.
+void expect_all_name(Rank victim, Time dies_at, bool is_noticed, Time soon) {
+  constexpr Rank kSize = 32;
   wire::FakeOptions options;
   options.latency = 10 * kMillisecond;
-  Simulation simulation(32, options);
-  simulation.network().kill(2, 25 * kMillisecond);
+  options.kill_is_noticed = is_noticed;
+  Simulation simulation(kSize, options);
+  simulation.network().kill(victim, dies_at);
   ASSERT_TRUE(simulation.run());
-  int failed = 0;
-  for (Rank r = 0; r < 32; ++r) {
-    if (r != 2 && !simulation[r].machine->status().is_ok()) ++failed;
+  const auto name = fmt::format("rank {} (host host-{})", victim, victim / 8);
+  for (Rank r = 0; r < kSize; ++r) {
+    if (r == victim) continue;
+    auto& status = simulation[r].machine->status();
+    EXPECT_FALSE(status.is_ok()) << r;
+    EXPECT_NE(status.message().find(name), std::string::npos) << r << ": " << status.message();
   }
-  EXPECT_GE(failed, 1);
+  EXPECT_LT(simulation.finished_at(), dies_at + soon) << victim;
+}
+
+TEST(JoinSimulation, AKilledRankEndsTheJoin) {
+  // Before its greeting has come, after it, and with its table on the way.
+  for (Time at : {5 * kMillisecond, 15 * kMillisecond, 25 * kMillisecond}) {
+    for (Rank victim : {0, 1}) {
+      expect_all_name(victim, at, true, 2 * kSecond);
+      expect_all_name(victim, at, false, 12 * kSecond);
+    }
+  }
+}
+
+// Nobody is connected with it and nobody can miss it before the patience ends: then its parent knows, and tells.
+TEST(JoinSimulation, ALeafThatDiedBeforeItsGreetingIsNamedByAll) {
+  expect_all_name(31, 5 * kMillisecond, true, 62 * kSecond);
+}
+
+// Those that came first lose their patience first, and must not blame whom they happen to wait for.
+TEST(JoinSimulation, WhoeverIsImpatientHearsOfTheMissingChild) {
+  wire::FakeOptions options;
+  options.latency = 10 * kMillisecond;
+  Simulation simulation(32, options, {},
+                        {2, [](JoinSpec& spec) { spec.deadline = spec.timeout = 20 * kSecond; }});
+  simulation.network().kill(31, 5 * kMillisecond);  // below rank 7, on the other side of rank 0
+  ASSERT_TRUE(simulation.run());
+  for (Rank r = 0; r < 31; ++r) {
+    const auto& text = simulation[r].machine->status().message();
+    EXPECT_NE(text.find("rank 31 (host host-3) (which has not connected)"), std::string::npos)
+        << r << ": " << text;
+  }
+  EXPECT_LT(simulation.finished_at(), 22 * kSecond);
 }
 
 }  // namespace

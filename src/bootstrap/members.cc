@@ -108,6 +108,8 @@ std::vector<std::byte> encode_note(const JoinNote& note) {
       out.put(static_cast<int32_t>(note.code));
       out.put_string(shortened(note.text, kMaxReason));
       break;
+    case NoteKind::kImpatient:
+      break;
   }
   return out.take();
 }
@@ -121,7 +123,7 @@ Result<JoinNote> decode_note(std::span<const std::byte> bytes) {
   auto magic = in.get<uint32_t>();
   JoinNote note;
   auto kind = in.get<uint8_t>();
-  if (magic != kNoteMagic || kind < 1 || kind > 4) return corrupted("a bootstrap note");
+  if (magic != kNoteMagic || kind < 1 || kind > 5) return corrupted("a bootstrap note");
   note.kind = static_cast<NoteKind>(kind);
   if (note.kind == NoteKind::kHello) {
     note.host = in.get_string(kMaxHost);
@@ -139,7 +141,7 @@ Result<JoinNote> decode_note(std::span<const std::byte> bytes) {
       return corrupted("a bootstrap note");
     note.code = static_cast<Code>(code);
     note.text = in.get_string(kMaxText);
-  } else {
+  } else if (note.kind != NoteKind::kImpatient) {
     note.bytes = in.get<uint64_t>();
   }
   if (!in.ok() || in.remaining() != 0) return corrupted("a bootstrap note");

@@ -40,10 +40,11 @@ Result<std::vector<Member>> decode_members(std::span<const std::byte> bytes, Ran
 
 /// Notes of bootstrap, told from the engine's by their first bytes.
 enum class NoteKind : uint8_t {
-  kHello = 1,   ///< child to parent: who I am, where, my settings
-  kGather = 2,  ///< child to parent: my subtree's table follows as a message of so many bytes
-  kTable = 3,   ///< parent to child: the whole table follows as a message of so many bytes
-  kFailed = 4,  ///< to all neighbours: the job can't start, and why
+  kHello = 1,      ///< child to parent: who I am, where, my settings
+  kGather = 2,     ///< child to parent: my subtree's table follows as a message of so many bytes
+  kTable = 3,      ///< parent to child: the whole table follows as a message of so many bytes
+  kFailed = 4,     ///< to all neighbours: the job can't start, and why
+  kImpatient = 5,  ///< to all neighbours: my patience has ended; whom do you wait for?
 };
 struct JoinNote {
   NoteKind kind = NoteKind::kHello;

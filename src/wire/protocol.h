@@ -153,6 +153,8 @@ class Session {
   [[nodiscard]] bool is_writing() const { return writing_ != 0; }
   [[nodiscard]] Rank peer() const { return peer_; }
   [[nodiscard]] const std::string& name() const { return name_; }
+  /// Its host became known after its first words.
+  void rename(std::string name) { name_ = std::move(name); }
   [[nodiscard]] Time heard_at() const { return heard_at_; }
   static constexpr uint32_t kMaxFlows = 64;
 
@@ -259,7 +261,7 @@ class Session {
 
   Shared& shared_;
   const Rank peer_;
-  const std::string name_;
+  std::string name_;
   Status lost_;
   bool departed_ = false;
 

@@ -1,6 +1,8 @@
 """Ranks that don't come together, as real processes: each says who is missing, gone or odd, and what to do."""
 
+import socket
 import subprocess
+import time
 
 import pytest
 from conftest import clean_environment
@@ -47,3 +49,68 @@ def test_sizes_that_differ_are_named_on_every_rank(python, free_port, sizes):
         for rank in (0, 1):
             assert f"rank {rank} (host " in text and f"with {sizes[rank]}" in text, text
         assert "Start all ranks with the same size (WORLD_SIZE" in text, text
+
+
+#: Joins over a folder as the callers' store. Of questions for a failure, which a rank asks from time to time once it
+#: waits for others, each leaves a byte.
+JOIN_OVER_FILES = """
+import os, pathlib, sys
+from paceline.communicator import Communicator
+folder, rank, size = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+class Files:
+    def put(self, key, value):
+        new = folder / f"{key.replace('/', '_')}.{rank}"
+        new.write_bytes(value)
+        new.rename(folder / key.replace("/", "_"))
+
+    def get(self, key):
+        if key.endswith("failed"):
+            with open(folder / f"asked.{rank}", "ab") as file:
+                file.write(b".")
+        path = folder / key.replace("/", "_")
+        return path.read_bytes() if path.exists() else None
+
+try:
+    Communicator(rank, size, store=Files(), timeout=30)
+except Exception as e:
+    print(type(e).__name__, e)
+"""
+
+
+def wait_until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_is_killed_is_named_with_its_host_by_all_others(python, tmp_path, victim):
+    """While all wait for rank 4, which does not come."""
+
+    def asked(rank):
+        file = tmp_path / f"asked.{rank}"
+        return file.stat().st_size if file.exists() else 0
+
+    environment = clean_environment(PACELINE_INTERFACE="lo")
+    ranks = [
+        subprocess.Popen(
+            [python, "-c", JOIN_OVER_FILES, tmp_path, str(r), "5"], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for r in range(4)
+    ]
+    try:
+        # Then rank 0 is greeted by all three, for it looks at its sockets before it asks.
+        assert wait_until(lambda: all(asked(rank) for rank in range(4)))
+        before = asked(0)
+        assert wait_until(lambda: asked(0) >= before + 2)
+    finally:
+        ranks[victim].kill()
+        texts = end(ranks)
+    for rank in range(4):
+        if rank != victim:
+            assert texts[rank].startswith("PeerLostError"), texts[rank]
+            assert f"rank {victim} (host {socket.gethostname()}) is gone" in texts[rank], texts[rank]

@@ -16,7 +16,11 @@ FakeChannel::FakeChannel(FakeNetwork& network, Rank rank, Rank size, std::string
 
 FakeChannel::~FakeChannel() { network_.leave(rank_); }
 
-void FakeChannel::set_peer_host(Rank peer, const std::string& host) { hosts_[peer] = host; }
+void FakeChannel::set_peer_host(Rank peer, const std::string& host) {
+  hosts_[peer] = host;
+  auto known = sessions_.find(peer);
+  if (known != sessions_.end()) known->second->rename(fmt::format("rank {} (host {})", peer, host));
+}
 
 Session& FakeChannel::session(Rank peer) {
   auto& slot = sessions_[peer];

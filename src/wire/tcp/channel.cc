@@ -138,7 +138,17 @@ Status TcpChannelImpl::set_peer(Rank peer, const std::string& address, const std
                      (options_.zero_copy == ZeroCopy::kOtherMachines && !options_.machine.empty() &&
                       machine != options_.machine);
   book_[static_cast<std::size_t>(peer)] = {*field, host, lends};
+  // Who called before its host was known.
+  if (auto known = peers_.find(peer); known != peers_.end()) {
+    known->second->name = peer_name(peer);
+    known->second->session->rename(known->second->name);
+  }
   return Status::ok();
+}
+
+std::string TcpChannelImpl::peer_name(Rank rank) const {
+  const auto& host = book_[static_cast<std::size_t>(rank)].host;
+  return host.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} (host {})", rank, host);
 }
 
 TcpPeer& TcpChannelImpl::peer_state(Rank rank) {
@@ -146,9 +156,7 @@ TcpPeer& TcpChannelImpl::peer_state(Rank rank) {
   if (!slot) {
     slot = std::make_unique<TcpPeer>();
     slot->rank = rank;
-    const auto& host = book_[static_cast<std::size_t>(rank)].host;
-    slot->name =
-        host.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} (host {})", rank, host);
+    slot->name = peer_name(rank);
     slot->session = std::make_unique<Session>(shared_, rank, slot->name);
     slot->out.resize(static_cast<std::size_t>(options_.flows));
     slot->flow_redial_at.resize(static_cast<std::size_t>(options_.flows), 0);

@@ -86,6 +86,7 @@ class TcpChannelImpl final : public TcpChannel {
   // channel.cc
   TcpPeer* use_peer(Rank rank, uint64_t cookie, bool has_cookie);
   TcpPeer& peer_state(Rank rank);
+  [[nodiscard]] std::string peer_name(Rank rank) const;
   void mark(TcpPeer& peer);
   void flush_dirty();
   void flush(TcpPeer& peer);

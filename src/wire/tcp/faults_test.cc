@@ -110,6 +110,7 @@ struct Child {
       if (::write(ends[1], text.data(), text.size()) < 0) ::_exit(1);
       SteadyClock clock;
       Events events;
+      (*channel)->post_note(0, std::as_bytes(std::span("here")));
       (*channel)->send(0, 1, 0, big, 1);
       while (true) {
         (*channel)->progress(clock.now(), events);
@@ -169,6 +170,17 @@ TEST(TcpFaults, KilledProcessIsKnownAtOnce) {
     ASSERT_TRUE(alone.run_until([&] { return alone.events.completions.size() == 2; }, kSecond));
     EXPECT_EQ(alone.events.completions[1].status.code(), Code::kPeerLost);
   }
+}
+
+TEST(TcpFaults, ACallerWhoseHostIsToldLaterIsLostWithIt) {
+  Alone alone{testing::listen_or_die(testing::options_for(0, 2)), {}, {}};
+  Child child(alone.channel->address(), testing::options_for(1, 2));
+  ASSERT_TRUE(alone.run_until([&] { return !alone.events.notes.empty(); }, 20 * kSecond));
+  ASSERT_TRUE(alone.channel->set_peer(1, child.address, "host-1").is_ok());
+  ::kill(child.pid, SIGKILL);
+  ASSERT_TRUE(alone.run_until([&] { return !alone.events.losses.empty(); }, 10 * kSecond));
+  EXPECT_NE(alone.events.losses[0].status.message().find("rank 1 (host host-1)"), std::string::npos)
+      << alone.events.losses[0].status.message();
 }
 
 TEST(TcpFaults, SilentPeerIsLostAfterTheTimeoutAndNotBefore) {
