@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -26,6 +27,7 @@ constexpr const char* kBuild = "0.1.0";
 constexpr uint32_t kWireVersion = 1;
 constexpr double kLongestTimeout = 1e9;  // seconds; sums of several still fit
 constexpr Time kLongestSleep = 10 * kMillisecond;
+constexpr Time kAnswers = 300 * kMillisecond;  // of a space that is asked who is there
 
 /// A name of at most `limit` characters, another for each text: torch's groups have all their ranks in their names.
 std::string short_name(const std::string& text, std::size_t limit) {
@@ -54,11 +56,16 @@ class Joining {
 
  private:
   Status agree_on_secret();
+  Status who_is_missing(const Status& otherwise);
   Status listen();
   Status meet();
   Status wait(const char* what, const std::function<Result<bool>()>& done);
   void doze(Time until);
   Result<std::unique_ptr<Job>> finish(Topology topology);
+
+  [[nodiscard]] std::string here_key(Rank rank) const {
+    return fmt::format("{}here{}", prefix_, rank);
+  }
 
   const JoinOptions& options_;
   int incarnation_;
@@ -119,14 +126,48 @@ Status Joining::agree_on_secret() {
   }
   auto key = prefix_ + "secret";
   if (identity_.rank == 0) PACELINE_RETURN_IF_ERROR(space.put(key, make_secret()));
+  PACELINE_RETURN_IF_ERROR(space.put(here_key(identity_.rank), "here"));
   PACELINE_RETURN_IF_ERROR(space.fence());
-  return wait("rank 0 has not come: its secret is missing", [&]() -> Result<bool> {
+  auto status = wait("rank 0 has not come: its secret is missing", [&]() -> Result<bool> {
     PACELINE_ASSIGN(auto text, space.get(key));
     if (!text) return false;
     auto bytes = std::as_bytes(std::span(*text));
     rendezvous_.secret = Secret{SecretSource::kLauncherSpace, {bytes.begin(), bytes.end()}};
     return true;
   });
+  if (status.code() == Code::kUnavailable) {
+    return {status.code(), fmt::format("rank {} waited for rank 0, and {}: has the process that "
+                                       "serves it ended? See what it printed "
+                                       "(torch's store lives in rank 0)",
+                                       identity_.rank, status.message())};
+  }
+  return status.code() == Code::kTimeout ? who_is_missing(status) : status;
+}
+
+/// Rank 0 may be there, and be kept from joining by whoever is not.
+Status Joining::who_is_missing(const Status& otherwise) {
+  std::set<Rank> unseen;
+  for (Rank r = 0; r < identity_.size; ++r) unseen.insert(r);
+  unseen.erase(identity_.rank);
+  const Time ends = after(clock_.now(), kAnswers);
+  while (true) {
+    for (auto rank = unseen.begin(); rank != unseen.end();) {
+      auto value = rendezvous_.space->get(here_key(*rank));
+      rank = value && *value ? unseen.erase(rank) : std::next(rank);
+    }
+    if (unseen.empty()) return otherwise;
+    if (clock_.now() >= ends) break;
+    doze(after(clock_.now(), kLongestSleep));
+    [[maybe_unused]] auto polled = rendezvous_.space->poll(clock_.now());
+  }
+  const bool others = unseen.size() > 1 && unseen.erase(0) > 0;
+  auto missing = never_came(static_cast<double>(timeout_) / kSecond, unseen, identity_.size,
+                            *rendezvous_.space);
+  if (!others) return missing;
+  return {missing.code(),
+          missing.message() +
+              ". Rank 0 has not joined either, but it may wait for the same: torch's "
+              "rendezvous keeps it until all are there"};
 }
 
 Status Joining::listen() {

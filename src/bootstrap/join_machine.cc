@@ -44,6 +44,13 @@ Rank subtree_size(Rank root, Rank size) {
 
 }  // namespace
 
+Status never_came(double seconds, const std::set<Rank>& ranks, Rank size, const KeyValue& space) {
+  return {Code::kTimeout,
+          fmt::format("after {:.3g} s rank{} {} of {} never came (asked {}). Are all ranks started "
+                      "with the same size and rendezvous? PACELINE_START_TIMEOUT sets the patience",
+                      seconds, ranks.size() == 1 ? "" : "s", list(ranks), size, space.describe())};
+}
+
 TreeNeighbours tree_neighbours(Rank rank, Rank size) {
   TreeNeighbours tree;
   if (rank > 0) tree.parent = (rank - 1) / kArity;
@@ -399,15 +406,7 @@ void JoinMachine::diagnose(Time now) {
   // A neighbour's finding may still come.
   if (!(unseen_.empty() && knows_whom()) && now < diagnosis_ends_) return;
   auto seconds = static_cast<double>(waited_) / kSecond;
-  if (!unseen_.empty()) {
-    return fail(
-        {Code::kTimeout,
-         fmt::format(
-             "after {:.3g} s rank{} {} of {} never came (asked {}). Are all ranks started with the "
-             "same size and rendezvous? PACELINE_START_TIMEOUT sets the patience",
-             seconds, unseen_.size() == 1 ? "" : "s", list(unseen_), spec_.size,
-             space_.describe())});
-  }
+  if (!unseen_.empty()) return fail(never_came(seconds, unseen_, spec_.size, space_));
   fail({Code::kTimeout, fmt::format("after {:.3g} s {} still waits for {}: all ranks have started, "
                                     "so one has ended (see what it "
                                     "printed) or a connection fails (firewall? wrong interface? "

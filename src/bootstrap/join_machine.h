@@ -35,6 +35,9 @@ struct JoinSpec {
   Time timeout = 0;  ///< as it was asked for, for messages
 };
 
+/// kTimeout: `ranks` of `size` have not come within `seconds`, as `space` says.
+Status never_came(double seconds, const std::set<Rank>& ranks, Rank size, const KeyValue& space);
+
 class JoinMachine {
  public:
   /// Tells the channel where a rank is; see wire::TcpChannel::set_peer.

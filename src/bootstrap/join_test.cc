@@ -28,6 +28,7 @@ namespace {
 struct SharedStore {
   std::mutex mutex;
   std::map<std::string, std::string> entries;
+  bool is_gone = false;
 
   paceline_store callbacks() {
     paceline_store store{};
@@ -42,6 +43,7 @@ struct SharedStore {
     store.get = [](void* context, const char* key, char* value, size_t capacity) -> long {
       auto* self = static_cast<SharedStore*>(context);
       std::lock_guard lock(self->mutex);
+      if (self->is_gone) return -2;
       auto found = self->entries.find(key);
       if (found == self->entries.end()) return -1;
       std::memcpy(value, found->second.data(), std::min(capacity, found->second.size()));
@@ -266,6 +268,32 @@ TEST(Join, ARankThatNeverComesIsNamedOnAllThatWait) {
     EXPECT_NE(job.status().message().find("ranks 3, 5"), std::string::npos)
         << job.status().message();
   }
+}
+
+// Rank 0 hands out the secret that the others wait for first.
+TEST(Join, WhoeverIsMissingBesideRank0IsNamed) {
+  SharedStore store;
+  auto jobs = join_all(5, {1, 3, 4}, &store, loopback, 1.0);
+  for (auto& [rank, job] : jobs) {
+    ASSERT_FALSE(job) << rank;
+    EXPECT_EQ(job.status().code(), Code::kTimeout);
+    for (const char* words : {"rank 2 of 5 never came", "Rank 0 has not joined either"})
+      EXPECT_NE(job.status().message().find(words), std::string::npos) << job.status().message();
+  }
+  SharedStore other;
+  jobs = join_all(2, {1}, &other, loopback, 0.5);
+  EXPECT_NE(jobs.at(1).status().message().find("rank 0 of 2 never came"), std::string::npos)
+      << jobs.at(1).status().message();
+}
+
+TEST(Join, AStoreThatEndsPointsToWhoServedIt) {
+  SharedStore store;
+  store.is_gone = true;
+  auto jobs = join_all(2, {1}, &store, loopback, 30);
+  ASSERT_FALSE(jobs.at(1));
+  for (const char* words : {"rank 1 waited for rank 0", "See what it printed"})
+    EXPECT_NE(jobs.at(1).status().message().find(words), std::string::npos)
+        << jobs.at(1).status().message();
 }
 
 TEST(Join, SettingsThatDifferAreNamedOnEveryRank) {

@@ -114,3 +114,28 @@ def test_a_rank_that_is_killed_is_named_with_its_host_by_all_others(python, tmp_
         if rank != victim:
             assert texts[rank].startswith("PeerLostError"), texts[rank]
             assert f"rank {victim} (host {socket.gethostname()}) is gone" in texts[rank], texts[rank]
+
+
+TORCHS_RENDEZVOUS = """
+import datetime
+import paceline.torch
+import torch.distributed as dist
+try:
+    dist.init_process_group("paceline", timeout=datetime.timedelta(seconds=5))
+except Exception as e:
+    print(type(e).__name__, e)
+"""
+
+
+def test_whoever_is_missing_at_torchs_rendezvous_is_named(python, free_port):
+    """Where torch keeps rank 0 until all are there: it is not the one to blame."""
+    place = {"WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
+    ranks = [
+        subprocess.Popen(
+            [python, "-c", TORCHS_RENDEZVOUS], stdout=subprocess.PIPE, text=True, env=clean_environment(RANK=r, **place)
+        )
+        for r in (0, 1)
+    ]
+    text = end(ranks)[1]
+    assert text.startswith("TimeoutError") and "rank 2 of 3 never came" in text, text
+    assert "Rank 0 has not joined either" in text, text
