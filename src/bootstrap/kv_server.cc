@@ -119,7 +119,11 @@ void KvServer::read(Client& client) {
   std::byte buffer[16384];
   int fd = client.fd;
   auto n = ::recv(fd, buffer, sizeof(buffer), 0);
-  if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return close(fd);
+  if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+    // A rank that dies may leave half a frame, too: the job hears of that otherwise.
+    const bool is_cut = !client.proven && !client.in.empty();
+    return is_cut ? refuse(client, {Code::kCorrupted, "its bytes end within a frame"}) : close(fd);
+  }
   if (n < 0) return;
   client.in.insert(client.in.end(), buffer, buffer + n);
   while (true) {

@@ -176,6 +176,34 @@ TEST_F(KvTcp, RandomBytesTruncatedAndOverlongFramesAreRefusedAndTheJobGoesOn) {
   EXPECT_EQ(times("\n", said.text()), 1U) << said.text();
 }
 
+TEST_F(KvTcp, HalfAFrameIsRefusedAndLoggedOnceAHost) {
+  const Said said;
+  std::vector<std::byte> half;
+  append_frame({.kind = FrameKind::kProof}, half);
+  half.resize(half.size() / 2);
+  for (uint64_t strangers = 1; strangers <= 3; ++strangers) {
+    const int fd = raw();
+    ASSERT_EQ(::send(fd, half.data(), half.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(half.size()));
+    ::close(fd);
+    ASSERT_TRUE(turn({}, [&] { return server->refused() == strangers; }));
+    EXPECT_EQ(server->connections(), 0U);
+  }
+  EXPECT_TRUE(works());
+  EXPECT_EQ(times("its bytes end within a frame", said.text()), 1U) << said.text();
+  EXPECT_EQ(times("\n", said.text()), 1U) << said.text();
+}
+
+TEST_F(KvTcp, WhoOnlyLooksIsNoNews) {
+  const Said said;
+  const int fd = raw();
+  ASSERT_TRUE(turn({}, [&] { return server->connections() == 1; }));
+  ::close(fd);
+  ASSERT_TRUE(turn({}, [&] { return server->connections() == 0; }));
+  EXPECT_EQ(server->refused(), 0U);
+  EXPECT_EQ(said.text(), "");
+}
+
 TEST_F(KvTcp, SilentStrangersCantKeepRanksOut) {
   std::vector<int> strangers;
   for (int i = 0; i < 40; ++i) strangers.push_back(raw());
