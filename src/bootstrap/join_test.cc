@@ -408,6 +408,25 @@ TEST(Join, APortThatIsTakenIsNamedWithTheSettingThatChoosesAnother) {
   ::close(fd);
 }
 
+TEST(Join, AnAddressOfAnotherMachineIsNamedWithTheSettingThatGaveIt) {
+  const std::map<std::string, std::string> places[] = {{{"PACELINE_RENDEZVOUS", "192.0.2.9:6666"}},
+                                                       {{"PACELINE_PORT", "6666"}}};
+  ::setenv("MASTER_ADDR", "192.0.2.9", 1);  // NOLINT(concurrency-mt-unsafe): no thread reads it
+  for (auto place : places) {
+    const std::string setting =
+        place.contains("PACELINE_PORT") ? "MASTER_ADDR" : "PACELINE_RENDEZVOUS";
+    place.insert({{"PACELINE_INTERFACE", "lo"}, {"PACELINE_SECRET", "a secret of sixteen +"}});
+    auto table = settings(place);
+    JoinOptions options{.rank = 0, .size = 2, .prefix = "elsewhere", .settings = &table};
+    auto job = join(options);
+    ASSERT_FALSE(job);
+    for (const auto& words : {std::string("can't listen on 192.0.2.9:6666"), host_name(),
+                              "give one that it has by " + setting})
+      EXPECT_NE(job.status().message().find(words), std::string::npos) << job.status().message();
+  }
+  ::unsetenv("MASTER_ADDR");  // NOLINT(concurrency-mt-unsafe): no thread reads it
+}
+
 TEST(Join, AgainInTheSameProcess) {
   SharedStore store;
   for (int round = 0; round < 3; ++round) {

@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "bootstrap/host_address.h"
+#include "bootstrap/identity.h"
 
 namespace paceline::bootstrap {
 namespace {
@@ -20,6 +21,29 @@ namespace {
 constexpr int kEventsAtOnce = 64;
 constexpr std::size_t kOutputLimit = 1 << 20;  // a client that asks and never reads
 constexpr std::size_t kAwaitedLimit = 4096;    // keys that one client may wait for
+
+Status cant_listen(const KvServerOptions& options, const std::string& at, int why) {
+  if (why == EADDRINUSE) {
+    return {Code::kResourceExhausted,
+            fmt::format(
+                "port {} of {} is taken by another program: choose a free one by {} on all ranks",
+                options.port, options.address, options.port_setting)};
+  }
+  std::string fix = fmt::format("choose another port by {} on all ranks", options.port_setting);
+  if (why == EADDRNOTAVAIL) {
+    fix = fmt::format(
+        "rank 0 runs on this host ({}), which has no such address: give one that it has by {} on "
+        "all "
+        "ranks, or start rank 0 there",
+        host_name(), options.address_setting);
+  } else if (why == EACCES) {
+    fix = fmt::format(
+        "this user may not take so low a port: choose one from 1024 on by {} on all ranks",
+        options.port_setting);
+  }
+  return {Code::kUnavailable,
+          fmt::format("can't listen on {}: {}; {}", at, std::strerror(why), fix)};
+}
 
 }  // namespace
 
@@ -33,16 +57,7 @@ Result<std::unique_ptr<KvServer>> KvServer::start(KvServerOptions options) {
   ::setsockopt(server->listener_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (::bind(server->listener_, at.get(), at.length) != 0 ||
       ::listen(server->listener_, 1024) != 0) {
-    int why = errno;
-    if (why == EADDRINUSE) {
-      return Status(
-          Code::kResourceExhausted,
-          fmt::format(
-              "port {} of {} is taken by another program: choose a free one by {} on all ranks",
-              server->options_.port, server->options_.address, server->options_.port_setting));
-    }
-    return Status(Code::kUnavailable,
-                  fmt::format("can't listen on {}: {}", at.text(), std::strerror(why)));
+    return cant_listen(server->options_, at.text(), errno);
   }
   PACELINE_ASSIGN(auto bound, local_address(server->listener_));
   server->port_ = bound.port();

@@ -22,13 +22,15 @@ struct KvServerOptions {
       128;  ///< connections that have not proven themselves; beyond: the oldest goes
   std::size_t memory_limit = 64 << 20;  ///< bytes of keys and values
   Time proof_timeout = 5 * kSecond;
-  const char* port_setting = "PACELINE_PORT";  ///< what another port is chosen by, for messages
+  // What another port or address is chosen by, for messages.
+  const char* port_setting = "PACELINE_PORT";
+  const char* address_setting = "MASTER_ADDR";
 };
 
 class KvServer {
  public:
   /// kResourceExhausted names the port that is taken; kUnavailable an address that this machine
-  /// does not have.
+  /// does not have, or a port that this user may not have. Both say what to set.
   static Result<std::unique_ptr<KvServer>> start(KvServerOptions options);
   ~KvServer();
   KvServer(const KvServer&) = delete;

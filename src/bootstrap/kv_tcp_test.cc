@@ -276,6 +276,12 @@ TEST(Secret, TooShortAndReadableByOthersAreRefused) {
   auto open = with({{"PACELINE_SECRET_FILE", path}});
   ASSERT_FALSE(open);
   EXPECT_NE(open.status().message().find("chmod 600"), std::string::npos);
+  auto nowhere = with({{"PACELINE_SECRET_FILE", "/no/such/file"}});
+  ASSERT_FALSE(nowhere);
+  for (const char* words : {"PACELINE_SECRET_FILE '/no/such/file'", "No such file or directory",
+                            "openssl rand -hex 32 > '/no/such/file'", "copy it to every host"})
+    EXPECT_NE(nowhere.status().message().find(words), std::string::npos)
+        << nowhere.status().message();
   ::close(fd);
   ::unlink(path);
 }

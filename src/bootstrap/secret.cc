@@ -29,7 +29,12 @@ Result<std::string> read_secret_file(const std::string& path) {
     return Status(Code::kInvalidArgument, fmt::format("PACELINE_SECRET_FILE '{}': {}", path, why));
   };
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return invalid(std::strerror(errno));
+  if (fd < 0) {
+    return invalid(
+        fmt::format("{}. Make it once (openssl rand -hex 32 > '{}'; chmod 600 '{}') and copy it to "
+                    "every host, for the user that the ranks run as",
+                    std::strerror(errno), path, path));
+  }
   struct stat about {};
   ::fstat(fd, &about);
   std::array<char, kLongest> buffer{};
@@ -44,7 +49,8 @@ Result<std::string> read_secret_file(const std::string& path) {
   text.erase(text.find_last_not_of(" \t\r\n") + 1);
   if (text.size() < kShortest) {
     return invalid(
-        fmt::format("holds {} characters, at least {} are needed", text.size(), kShortest));
+        fmt::format("holds {} characters, at least {} are needed (try: openssl rand -hex 32)",
+                    text.size(), kShortest));
   }
   return text;
 }

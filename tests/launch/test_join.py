@@ -5,7 +5,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import clean_environment
+from conftest import clean_environment, run
 
 #: Prints one line a rank: what came of the join.
 JOIN = """
@@ -139,3 +139,13 @@ def test_whoever_is_missing_at_torchs_rendezvous_is_named(python, free_port):
     text = end(ranks)[1]
     assert text.startswith("TimeoutError") and "rank 2 of 3 never came" in text, text
     assert "Rank 0 has not joined either" in text, text
+
+
+def test_a_port_that_this_user_may_not_take_is_named_with_the_setting(python):
+    join = f"{python} -c '{JOIN.strip()}' 5"
+    script = f"ip link set lo up && exec setpriv --bounding-set=-net_bind_service --inh-caps=-net_bind_service {join}"
+    result = run(
+        ["unshare", "--net", "sh", "-c", script], RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", PACELINE_PORT=80
+    )
+    assert "can't listen on 127.0.0.1:80: Permission denied" in result.stdout, result.stdout + result.stderr
+    assert "choose one from 1024 on by PACELINE_PORT on all ranks" in result.stdout, result.stdout
