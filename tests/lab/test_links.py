@@ -9,7 +9,7 @@ import signal
 import subprocess
 
 import pytest
-from lab_tools import lab_command, python, report_of, run_lab, transfer
+from lab_tools import lab_command, python, report_of, run_lab, start_time, traces_of, transfer
 from presence import measured
 
 MSS, FRAME = 1448, 1514  # TCP with time stamps at MTU 1500
@@ -180,6 +180,33 @@ def test_a_long_delay_is_checked_in_seconds_and_signals_are_heard_meanwhile():
         finally:
             process.kill()
             os.close(terminal)
+
+
+@pytest.mark.parametrize("flags", [["--loss", "1%", "--no-calibration"], ["--loss", "50%"]])
+def test_delay_and_loss_go_together(flags):
+    """Up to the loss that --loss takes: probes, addresses' questions and handshakes that get lost are sent again."""
+    done = measured(
+        lambda: run_lab("--nodes", "6", "--rate", "100mbit", "--delay", "2ms", *flags, command=["true"], timeout=150),
+        lambda done: done.returncode == 0,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"2000 µs more each way, {flags[1][:-1]} % lost\n" in done.stderr
+
+
+def test_a_link_whose_probes_all_get_lost_is_told():
+    """Pulled out while the other one's delay, of a second, is checked."""
+    command = lab_command("--delay", "1s", "--loss", "1%", "--no-calibration", command=["true"])
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr.readline().startswith("lab: 2 nodes")
+            (switch,) = (path for path in traces_of(process.pid, start_time(process.pid)) if path.endswith("sw"))
+            subprocess.run(["ip", "-n", os.path.basename(switch), "link", "set", "port1", "down"], check=True)
+            said = process.stderr.read()
+            assert process.wait(timeout=60) == 3
+        finally:
+            process.kill()
+    refusal = r"^lab: --delay can't be checked here: of \d+ probes of node1's link 0 came back, and 20 are needed\. "
+    assert re.search(refusal + "Ask for a smaller --loss, a higher --rate or fewer nodes", said, re.MULTILINE), said
 
 
 def test_a_delay_is_refused_where_its_relay_can_t_carry_the_rate(tmp_path):

@@ -23,6 +23,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 constexpr std::size_t kChunk = 64 << 10;
+constexpr timeval kPatience{5, 0};
+constexpr int kOpenings = 12;  // a handshake that gets lost is begun again
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -61,7 +63,9 @@ class Socket {
 /// receiver counts.
 class Flow {
  public:
-  static Result<std::unique_ptr<Flow>> open(const End& from, const End& to);
+  /// Where packets get lost, so may all of a handshake's within kPatience.
+  static Result<std::unique_ptr<Flow>> open(const End& from, const End& to,
+                                            const CalibrationHooks& hooks);
   ~Flow() {
     sending_ = false;
     shutdown(sender_.fd(), SHUT_RDWR);
@@ -98,6 +102,7 @@ class Flow {
   double burst(double line_bps, double frame_factor);
 
  private:
+  static Result<std::unique_ptr<Flow>> try_open(const End& from, const End& to);
   void receive();
   Socket sender_, receiver_;
   std::atomic<bool> sending_{false};
@@ -112,11 +117,21 @@ Status last_error(const char* what) {
   return {Code::kUnavailable, fmt::format("calibration: {}: {}", what, std::strerror(errno))};
 }
 
-Result<std::unique_ptr<Flow>> Flow::open(const End& from, const End& to) {
+Result<std::unique_ptr<Flow>> Flow::open(const End& from, const End& to,
+                                         const CalibrationHooks& hooks) {
+  auto flow = try_open(from, to);
+  for (int i = 1; i < kOpenings && !flow.is_ok() && !hooks.cancelled(); ++i) {
+    flow = try_open(from, to);
+  }
+  return flow;
+}
+
+Result<std::unique_ptr<Flow>> Flow::try_open(const End& from, const End& to) {
   Socket listener;
   sockaddr_in address = address_of(to.address, 0);
   PACELINE_RETURN_IF_ERROR(in_namespace(to.path, [&] {
     listener = Socket(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    setsockopt(listener.fd(), SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
     socklen_t size = sizeof address;
     if (bind(listener.fd(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
         listen(listener.fd(), 1) != 0 ||
@@ -128,8 +143,7 @@ Result<std::unique_ptr<Flow>> Flow::open(const End& from, const End& to) {
   auto flow = std::make_unique<Flow>();
   PACELINE_RETURN_IF_ERROR(in_namespace(from.path, [&] {
     flow->sender_ = Socket(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    timeval limit{5, 0};
-    setsockopt(flow->sender_.fd(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    setsockopt(flow->sender_.fd(), SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
     if (connect(flow->sender_.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
       return last_error("connect");
     }
@@ -165,7 +179,8 @@ double Flow::burst(double line_bps, double frame_factor) {
   burst_factor_ = frame_factor;
   ahead_ = 0;
   burst_start_ns_ = Clock::now().time_since_epoch().count();
-  for (std::size_t at = 0; at < bytes;) {
+  const auto until = Clock::now() + std::chrono::seconds(kPatience.tv_sec);
+  for (std::size_t at = 0; at < bytes && Clock::now() < until;) {
     auto n = send(sender_.fd(), chunk.data() + at, bytes - at, MSG_NOSIGNAL);
     if (n <= 0) break;
     at += static_cast<std::size_t>(n);
@@ -206,11 +221,12 @@ double steady_rate(std::vector<std::unique_ptr<Flow>>& flows, double line_bps,
   return rates[rates.size() / 2];
 }
 
-Result<std::vector<std::unique_ptr<Flow>>> open_flows(const End& from, const End& to, int count) {
+Result<std::vector<std::unique_ptr<Flow>>> open_flows(const End& from, const End& to, int count,
+                                                      const CalibrationHooks& hooks) {
   std::vector<std::unique_ptr<Flow>> flows;
   for (int i = 0; i < count; ++i) {
     flows.emplace_back();
-    PACELINE_ASSIGN(flows.back(), Flow::open(from, to));
+    PACELINE_ASSIGN(flows.back(), Flow::open(from, to, hooks));
   }
   return flows;
 }
@@ -221,14 +237,14 @@ Result<DirectionCalibration> measure(const End& from, const End& to, const Optio
   double one_line = capped ? options.per_flow_bps : options.rate_bps;
   double frame_factor = (options.mtu + 14.0) / (options.mtu - 52.0);
   {
-    PACELINE_ASSIGN(auto flows, open_flows(from, to, 1));
+    PACELINE_ASSIGN(auto flows, open_flows(from, to, 1, hooks));
     auto rate = steady_rate(flows, one_line, hooks);
     (capped ? result.one_flow_bps : result.payload_bps) = rate;
     if (!hooks.cancelled()) result.ahead_bytes = flows[0]->burst(one_line, frame_factor);
   }
   if (capped && !hooks.cancelled()) {
     result.flows = static_cast<int>(std::ceil(options.rate_bps / options.per_flow_bps)) + 1;
-    PACELINE_ASSIGN(auto flows, open_flows(from, to, result.flows));
+    PACELINE_ASSIGN(auto flows, open_flows(from, to, result.flows, hooks));
     result.payload_bps = steady_rate(flows, options.rate_bps, hooks);
   }
   return result;

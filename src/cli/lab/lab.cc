@@ -202,7 +202,7 @@ Result<std::vector<LinkCalibration>> calibrate_and_tell(const Options& o, const 
     };
     return made;
   };
-  PACELINE_RETURN_IF_ERROR(check_delay(network, o, hooks("checked the delay of")));
+  PACELINE_ASSIGN(auto delays, check_delay(network, o, hooks("checked the delay of")));
   if (signals.pending()) return std::vector<LinkCalibration>();
   if (!o.calibrate) {
     if (!o.quiet) tell(signals, "lab: links are not calibrated (--no-calibration)\n");

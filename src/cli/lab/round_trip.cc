@@ -3,18 +3,18 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
+#include <netinet/ip.h>
+#include <netinet/ip_icmp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
+#include <array>
 #include <cerrno>
-#include <chrono>
+#include <cmath>
 #include <cstring>
-#include <functional>
-#include <thread>
-#include <vector>
+#include <optional>
 
 #include "cli/lab/namespaces.h"
 
@@ -22,112 +22,167 @@ namespace paceline::lab {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kMostProbes = 40;
-constexpr int kLeastProbes = 3;
+using Wall = std::chrono::system_clock;  // the kernel's time stamps are of this one
+constexpr std::size_t kProbes = 40;
+constexpr std::size_t kLeastProbes = 20;
 constexpr int kTries = 4;
-constexpr auto kPatience = std::chrono::seconds(2);     // beyond the delay: then a probe is lost
-constexpr auto kSlice = std::chrono::milliseconds(20);  // how often a wait looks up
+// Then the next one leaves, whatever became of the last: soon, for a machine that slept wakes up slowly.
+constexpr auto kLongestWait = std::chrono::milliseconds(20), kRoom = std::chrono::milliseconds(1);
+constexpr auto kBound =
+    std::chrono::seconds(15);  // an address that is asked for gets lost, too: once a second
 
-/// A datagram socket at `address` in the given namespace; its port comes back.
-Status open_at(const std::string& path, const std::string& address, int& fd, sockaddr_in& at) {
-  return in_namespace(path, [&] {
-    fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    at = {};
-    at.sin_family = AF_INET;
-    inet_pton(AF_INET, address.c_str(), &at.sin_addr);
-    socklen_t size = sizeof at;
-    if (bind(fd, reinterpret_cast<sockaddr*>(&at), size) != 0 ||
-        getsockname(fd, reinterpret_cast<sockaddr*>(&at), &size) != 0) {
-      return Status(Code::kInternal, fmt::format("bind {}: {}", address, std::strerror(errno)));
+/// Echo requests from a node to the switch. Nobody has to be woken for an answer or its time, so what is measured is the
+/// link, whatever else the cores do.
+class Prober {
+ public:
+  Prober() = default;
+  ~Prober() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Prober(const Prober&) = delete;
+  Prober& operator=(const Prober&) = delete;
+
+  Status open(const Node& node) {
+    return in_namespace(node.net_path, [&] {
+      fd_ = socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_ICMP);
+      sockaddr_in to{};
+      to.sin_family = AF_INET;
+      inet_pton(AF_INET, kSwitchAddress, &to.sin_addr);
+      const int on = 1;
+      if (fd_ < 0 || setsockopt(fd_, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on) != 0 ||
+          connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) {
+        return Status(Code::kUnavailable, fmt::format("--delay: {}: no socket for echoes: {}",
+                                                      node.name, std::strerror(errno)));
+      }
+      return Status::ok();
+    });
+  }
+
+  void send_one() {
+    icmphdr echo{};
+    echo.type = ICMP_ECHO;
+    echo.un.echo.sequence = htons(sent_);
+    echo.checksum = static_cast<uint16_t>(~(htons(ICMP_ECHO << 8) + echo.un.echo.sequence));
+    sent_at_[sent_++ % sent_at_.size()] = Wall::now();
+    // One that does not leave is lost, as on the way.
+    [[maybe_unused]] auto n = send(fd_, &echo, sizeof echo, 0);
+  }
+
+  struct Answer {
+    uint16_t number;
+    double seconds;
+  };
+  std::optional<Answer> receive() {
+    struct {
+      iphdr ip;
+      icmphdr echo;
+    } packet{};
+    alignas(cmsghdr) std::array<char, 128> control{};
+    iovec place{&packet, sizeof packet};
+    msghdr message{};
+    message.msg_iov = &place;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    if (recvmsg(fd_, &message, 0) < static_cast<ssize_t>(sizeof packet)) return std::nullopt;
+    auto* stamp = CMSG_FIRSTHDR(&message);
+    if (packet.echo.type != ICMP_ECHOREPLY || stamp == nullptr ||
+        stamp->cmsg_type != SCM_TIMESTAMPNS) {
+      return std::nullopt;
     }
-    return Status::ok();
-  });
-}
-
-/// True when something can be read; false when `stop` says so.
-bool wait_readable(int fd, const std::function<bool()>& stop) {
-  pollfd p{fd, POLLIN, 0};
-  while (!stop()) {
-    if (poll(&p, 1, static_cast<int>(kSlice.count())) > 0) return true;
+    timespec at{};
+    std::memcpy(&at, CMSG_DATA(stamp), sizeof at);
+    auto number = ntohs(packet.echo.un.echo.sequence);
+    auto arrived = std::chrono::seconds(at.tv_sec) + std::chrono::nanoseconds(at.tv_nsec);
+    auto left = sent_at_[number % sent_at_.size()].time_since_epoch();
+    return Answer{number, std::chrono::duration<double>(arrived - left).count()};
   }
-  return false;
-}
 
-void echo(int fd, const std::atomic<bool>& done) {
-  char byte = 0;
-  sockaddr_in from{};
-  while (wait_readable(fd, [&] { return done.load(); })) {
-    socklen_t size = sizeof from;
-    if (recvfrom(fd, &byte, 1, 0, reinterpret_cast<sockaddr*>(&from), &size) != 1) return;
-    sendto(fd, &byte, 1, 0, reinterpret_cast<sockaddr*>(&from), size);
-  }
-}
+  [[nodiscard]] int fd() const { return fd_; }
+  [[nodiscard]] uint16_t sent() const { return sent_; }
 
-/// As many as fit into a second.
-int probes_for(const Options& options) {
-  return static_cast<int>(
-      std::clamp<int64_t>(std::chrono::nanoseconds(std::chrono::seconds(1)) / options.delay,
-                          kLeastProbes, kMostProbes));
-}
+ private:
+  int fd_ = -1;
+  uint16_t sent_ = 0;
+  std::array<Wall::time_point, 1024> sent_at_{};
+};
 
-/// Seconds that a small datagram takes from the node to the switch and back: the median.
-Result<double> measure_round_trip(const Network& network, const Node& node, const Options& options,
+/// The median, in seconds. A probe that gets lost is sent again, for so long as kBound allows.
+Result<double> measure_round_trip(const Node& node, const Options& options,
                                   const CalibrationHooks& hooks) {
-  int far = -1, near = -1;
-  sockaddr_in far_at{}, near_at{};
-  PACELINE_RETURN_IF_ERROR(open_at(network.switch_path(), kSwitchAddress, far, far_at));
-  auto opened = open_at(node.net_path, node.address, near, near_at);
-  std::atomic<bool> done{false};
-  std::thread echoer([&] { echo(far, done); });
-  const int probes = probes_for(options);
+  Prober prober;
+  PACELINE_RETURN_IF_ERROR(prober.open(node));
   std::vector<double> times;
-  for (int i = 0; opened.is_ok() && i < probes; ++i) {
-    char byte = 'p';
-    auto started = Clock::now();
-    auto lost = [&] { return Clock::now() - started > options.delay + kPatience; };
-    sendto(near, &byte, 1, 0, reinterpret_cast<sockaddr*>(&far_at), sizeof far_at);
-    if (!wait_readable(near, [&] { return hooks.cancelled() || lost(); })) break;
-    if (recv(near, &byte, 1, 0) != 1) break;
-    times.push_back(std::chrono::duration<double>(Clock::now() - started).count());
+  std::optional<uint16_t> first;  // before it the ends asked for each other's addresses
+  const auto until = Clock::now() + kBound + 4 * options.delay;
+  const auto spacing = std::min<std::chrono::nanoseconds>(kLongestWait, options.delay + kRoom);
+  const timespec slice{0, spacing.count()};
+  while (times.size() < kProbes && Clock::now() < until) {
+    prober.send_one();
+    const auto next = Clock::now() + spacing;
+    for (bool is_back = false; !is_back && Clock::now() < next;) {
+      if (hooks.cancelled()) return Status(Code::kAborted, "cancelled");
+      pollfd p{prober.fd(), POLLIN, 0};
+      if (ppoll(&p, 1, &slice, nullptr) <= 0) continue;
+      auto answer = prober.receive();
+      if (!answer) continue;
+      if (!first) first = prober.sent();
+      if (answer->number >= *first) times.push_back(answer->seconds);
+      is_back = answer->number + 1 == prober.sent();
+    }
   }
-  done = true;
-  echoer.join();
-  close(far);
-  if (near >= 0) close(near);
-  if (!opened.is_ok()) return opened;
-  if (hooks.cancelled()) return Status(Code::kAborted, "cancelled");
-  if (times.size() < static_cast<std::size_t>(probes + 1) / 2) {
-    return Status(Code::kUnavailable, fmt::format("{}: probes of its link get lost", node.name));
+  if (times.size() < kLeastProbes) {
+    return Status(Code::kUnavailable,
+                  fmt::format("--delay can't be checked here: of {} probes of {}'s link {} came "
+                              "back, and {} are needed. Ask for "
+                              "{}a higher --rate or fewer nodes, or free the cores",
+                              prober.sent(), node.name, times.size(), kLeastProbes,
+                              options.loss > 0 ? "a smaller --loss, " : ""));
   }
-  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2),
-                   times.end());
-  return times[times.size() / 2];
+  auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
 }
 
 }  // namespace
 
-Status check_delay(const Network& network, const Options& options, const CalibrationHooks& hooks) {
-  if (options.delay.count() == 0) return Status::ok();
-  auto asked = std::chrono::duration<double>(options.delay).count();
-  auto tolerance = std::max(60e-6, 0.2 * asked);
-  int checked = 0;
+double delay_tolerance(double asked) { return std::max(0.2 * asked, std::min(60e-6, 0.6 * asked)); }
+
+std::chrono::microseconds shortest_delay(double excess) {
+  const double with_room = 1.25 * excess;
+  const double seconds = with_room <= 60e-6 ? with_room / 0.6 : with_room / 0.2;
+  return std::chrono::microseconds(10 * std::llround(std::ceil(seconds * 1e5)));
+}
+
+Result<std::vector<double>> check_delay(const Network& network, const Options& options,
+                                        const CalibrationHooks& hooks) {
+  std::vector<double> links;
+  if (options.delay.count() == 0) return links;
+  const auto asked = std::chrono::duration<double>(options.delay).count();
+  const auto most = asked + delay_tolerance(asked);
   for (const auto& node : network.nodes()) {
     double best = 1e9;  // the link can only look slower than it is
-    for (int i = 0; i < kTries && best > asked + tolerance; ++i) {
-      auto round_trip = measure_round_trip(network, node, options, hooks);
-      if (hooks.cancelled()) return Status::ok();
+    for (int i = 0; i < kTries && best > most; ++i) {
+      auto round_trip = measure_round_trip(node, options, hooks);
+      if (hooks.cancelled()) return std::vector<double>();
       PACELINE_RETURN_IF_ERROR(round_trip.status());
       best = std::min(best, *round_trip);
     }
-    if (best < asked || best > asked + tolerance) {
-      return {Code::kUnavailable,
-              fmt::format("--delay {:.0f}us does not hold here: {} takes {:.0f} µs more (median of "
-                          "{} probes). Ask for a longer delay, fewer nodes, or free the cores",
-                          asked * 1e6, node.name, best * 1e6, probes_for(options))};
-    }
-    hooks.progress(++checked, static_cast<int>(network.nodes().size()));
+    links.push_back(best);
+    hooks.progress(static_cast<int>(links.size()), static_cast<int>(network.nodes().size()));
   }
-  return Status::ok();
+  const auto worst = std::max_element(links.begin(), links.end());
+  if (*worst > most) {
+    return Status(Code::kUnavailable,
+                  fmt::format("--delay {:.6g}us does not hold here: node{}'s link takes {:.0f} µs "
+                              "each way (median of {} "
+                              "probes), and {:.0f} at most would do. The shortest that this "
+                              "machine holds now is --delay {}us: "
+                              "ask for that or more, for fewer nodes, or free the cores",
+                              asked * 1e6, worst - links.begin(), *worst * 1e6, kProbes, most * 1e6,
+                              shortest_delay(*worst - asked).count()));
+  }
+  return links;
 }
 
 }  // namespace paceline::lab
