@@ -7,6 +7,7 @@ import re
 import select
 import signal
 import subprocess
+import sys
 
 import pytest
 from lab_tools import lab_command, python, report_of, run_lab, start_time, traces_of, transfer
@@ -180,6 +181,44 @@ def test_a_long_delay_is_checked_in_seconds_and_signals_are_heard_meanwhile():
         finally:
             process.kill()
             os.close(terminal)
+
+
+def test_a_delay_that_is_too_short_is_refused_with_one_that_holds(tmp_path):
+    """A relay takes tens of microseconds itself, on whatever machine: no link has 1 µs of it."""
+    mark, path = tmp_path / "started", tmp_path / "lab.json"
+    flags = ("--nodes", "2", "--rate", "100mbit", "--no-calibration", "--json", str(path), "--delay")
+    refusal = r"^lab: --delay 1us does not hold here: node\d's link takes (\d+) µs each way .* 2 at most would do\. "
+
+    def refused_and_mended():
+        first = run_lab(*flags, "1us", command=["touch", str(mark)])
+        said = re.search(refusal + r".* --delay (\d+)us: ask for that", first.stderr, re.MULTILINE)
+        return first, said and run_lab(*flags, f"{said[2]}us", command=["true"]), said
+
+    first, second, said = measured(refused_and_mended, lambda seen: seen[1] and seen[1].returncode == 0, attempts=5)
+    assert said, first.stderr
+    assert first.returncode == 3 and not mark.exists()
+    assert second.returncode == 0, second.stderr
+    # What is said to hold is judged as documented, printed beside what was asked, and reported link by link.
+    asked = int(said[2])
+    line = re.search(r"^lab: delay each way: (\d+) µs asked, (\d+) to (\d+) µs measured$", second.stderr, re.MULTILINE)
+    report = report_of(path)
+    links = [link["delay_measured_ns"] / 1e3 for link in report["links"]]
+    assert report["delay_ns"] == asked * 1000
+    assert [int(text) for text in line.groups()] == [asked, round(min(links)), round(max(links))]
+    assert all(asked < link <= asked + max(0.2 * asked, min(60, 0.6 * asked)) for link in links)
+
+
+@pytest.mark.parametrize("delay", [100, 1_000, 20_000])
+def test_a_delay_that_a_relay_can_keep_is_kept_on_busy_cores(delay):
+    command = ["--quiet", "--rate", "100mbit", "--no-calibration", "--delay", f"{delay}us"]
+    busy = [subprocess.Popen([sys.executable, "-Sc", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        done = measured(lambda: run_lab(*command, command=["true"]), lambda done: done.returncode == 0, attempts=5)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("flags", [["--loss", "1%", "--no-calibration"], ["--loss", "50%"]])

@@ -173,7 +173,7 @@ int run_on_loopback(const Options& o, const Signals& signals) {
   remove_lab(owner);
   janitor->dismiss(false);
   if (!run.is_ok()) return fail(signals, run.status());
-  return finish(signals, o, Report{o, "", {}, {}, run.value(), run->seconds});
+  return finish(signals, o, Report{o, "", {}, {}, {}, run.value(), run->seconds});
 }
 
 /// A relay that can't keep up would measure itself, not the link.
@@ -190,8 +190,13 @@ Status check_relayed_rate(const Options& o, const std::vector<LinkCalibration>& 
   return Status::ok();
 }
 
-Result<std::vector<LinkCalibration>> calibrate_and_tell(const Options& o, const Network& network,
-                                                        const Signals& signals) {
+/// What is known of the links before anything runs on them.
+struct Measured {
+  std::vector<double> delays;  ///< seconds, by link; empty without --delay
+  std::vector<LinkCalibration> calibration;
+};
+
+Result<Measured> measure_and_tell(const Options& o, Network& network, const Signals& signals) {
   auto hooks = [&](const char* what) {
     CalibrationHooks made;
     made.cancelled = [&signals] { return signals.pending(); };
@@ -202,16 +207,18 @@ Result<std::vector<LinkCalibration>> calibrate_and_tell(const Options& o, const 
     };
     return made;
   };
-  PACELINE_ASSIGN(auto delays, check_delay(network, o, hooks("checked the delay of")));
-  if (signals.pending()) return std::vector<LinkCalibration>();
+  Measured links;
+  PACELINE_ASSIGN(links.delays, check_delay(network, o, hooks("checked the delay of")));
+  if (signals.pending()) return links;
+  if (!o.quiet && o.delay.count() > 0) tell(signals, delay_line(o, links.delays));
   if (!o.calibrate) {
     if (!o.quiet) tell(signals, "lab: links are not calibrated (--no-calibration)\n");
-    return std::vector<LinkCalibration>();
+    return links;
   }
-  PACELINE_ASSIGN(auto links, calibrate(network, o, hooks("calibrated")));
+  PACELINE_ASSIGN(links.calibration, calibrate(network, o, hooks("calibrated")));
   if (signals.pending()) return links;
-  if (!o.quiet) tell(signals, calibration_table(o, links));
-  if (o.delay.count() > 0) PACELINE_RETURN_IF_ERROR(check_relayed_rate(o, links));
+  if (!o.quiet) tell(signals, calibration_table(o, links.calibration));
+  if (o.delay.count() > 0) PACELINE_RETURN_IF_ERROR(check_relayed_rate(o, links.calibration));
   return links;
 }
 
@@ -230,9 +237,9 @@ int run_in_network(const Options& o, const Owner& owner, const Janitor& janitor,
   network->start_relay(o);
   auto counters = Counters::open(*network);
   if (!counters.is_ok()) return fail(signals, counters.status());
-  auto calibration = calibrate_and_tell(o, *network, signals);
+  auto measured = measure_and_tell(o, *network, signals);
   if (signals.pending()) return signals.exit_code();
-  if (!calibration.is_ok()) return fail(signals, calibration.status());
+  if (!measured.is_ok()) return fail(signals, measured.status());
 
   Identity id{network->nodes()[0].address,  "29500", kNic, owner.lab_name(),
               owner.directory() + "/bytes", ""};
@@ -247,9 +254,9 @@ int run_in_network(const Options& o, const Owner& owner, const Janitor& janitor,
   if (!after.is_ok()) return fail(signals, after.status());
   auto used = difference(after.value(), before.value());
   if (!o.quiet) tell(signals, traffic_table(used, run->seconds));
-  return finish(
-      signals, o,
-      Report{o, network->congestion(), calibration.value(), used, run.value(), run->seconds});
+  return finish(signals, o,
+                Report{o, network->congestion(), measured->delays, measured->calibration, used,
+                       run.value(), run->seconds});
 }
 
 int run(const Options& o) {

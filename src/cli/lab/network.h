@@ -44,6 +44,10 @@ class Network {
   void start_relay(const Options& options) {
     if (!taps_.empty()) relay_ = Relay::start(std::move(taps_), options.delay);
   }
+  /// Of frames that come from now on; where there is a relay.
+  void change_delay(std::chrono::nanoseconds delay) {
+    if (relay_) relay_->change_delay(delay);
+  }
   /// The congestion control that the nodes really use.
   [[nodiscard]] const std::string& congestion() const { return congestion_; }
 

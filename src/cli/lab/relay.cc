@@ -119,7 +119,7 @@ void Relay::carry() {
       for (int k = 0; fds[1 + 2 * i].revents != 0 && k < kBatch; ++k) {
         auto n = read(links_[i].nic, buffer.data(), buffer.size());
         if (n <= 0) break;
-        waiting.push_back({Clock::now() + delay_, i, {buffer.data(), buffer.data() + n}});
+        waiting.push_back({Clock::now() + delay_.load(), i, {buffer.data(), buffer.data() + n}});
       }
       for (int k = 0; fds[2 + 2 * i].revents != 0 && k < kBatch; ++k) {
         auto n = read(links_[i].port, buffer.data(), buffer.size());

@@ -8,6 +8,7 @@
 // carries its virtio header along), which keeps a 1 Gb/s link at a few thousand reads a second.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -34,13 +35,15 @@ class Relay {
   /// Takes the descriptors over and starts carrying.
   static std::unique_ptr<Relay> start(std::vector<TapPair> links, std::chrono::nanoseconds delay);
   ~Relay();
+  /// Frames that wait keep theirs; what comes after them should wait no shorter.
+  void change_delay(std::chrono::nanoseconds delay) { delay_ = delay; }
 
  private:
   Relay(std::vector<TapPair> links, std::chrono::nanoseconds delay, int wake)
       : links_(std::move(links)), delay_(delay), wake_(wake) {}
   void carry();
   std::vector<TapPair> links_;
-  std::chrono::nanoseconds delay_;
+  std::atomic<std::chrono::nanoseconds> delay_;
   int wake_;
   std::thread thread_;
 };

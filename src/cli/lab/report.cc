@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -35,10 +37,16 @@ std::string describe(const Options& o, const std::string& congestion) {
                           format_rate(o.rate_bps), o.mtu, congestion);
   if (o.per_flow_bps > 0) text += fmt::format(", a flow at most {}", format_rate(o.per_flow_bps));
   if (o.delay.count() > 0)
-    text += fmt::format(", {:.0f} µs more each way", static_cast<double>(o.delay.count()) / 1e3);
+    text += fmt::format(", {:.6g} µs more each way", static_cast<double>(o.delay.count()) / 1e3);
   if (o.loss > 0) text += fmt::format(", {:.3g} % lost", o.loss * 100);
   if (!o.profile.empty()) text += fmt::format(" (profile {})", o.profile);
   return text;
+}
+
+std::string delay_line(const Options& o, const std::vector<double>& delays) {
+  auto [least, most] = std::minmax_element(delays.begin(), delays.end());
+  return fmt::format("lab: delay each way: {:.6g} µs asked, {:.0f} to {:.0f} µs measured\n",
+                     static_cast<double>(o.delay.count()) / 1e3, *least * 1e6, *most * 1e6);
 }
 
 std::string calibration_table(const Options& o, const std::vector<LinkCalibration>& links) {
@@ -109,6 +117,7 @@ Status write_report(const Report& r, const std::string& path) {
   for (std::size_t i = 0; i < r.traffic.size(); ++i) {
     nlohmann::json link = {
         {"node", i}, {"up", to_json(r.traffic[i].up)}, {"down", to_json(r.traffic[i].down)}};
+    if (i < r.delays.size()) link["delay_measured_ns"] = std::llround(r.delays[i] * 1e9);
     if (i < r.calibration.size()) {
       link["calibration"] = {{"up", to_json(r.calibration[i].up)},
                              {"down", to_json(r.calibration[i].down)}};

@@ -26,6 +26,7 @@ using Wall = std::chrono::system_clock;  // the kernel's time stamps are of this
 constexpr std::size_t kProbes = 40;
 constexpr std::size_t kLeastProbes = 20;
 constexpr int kTries = 4;
+constexpr int kCandidates = 6;
 // Then the next one leaves, whatever became of the last: soon, for a machine that slept wakes up slowly.
 constexpr auto kLongestWait = std::chrono::milliseconds(20), kRoom = std::chrono::milliseconds(1);
 constexpr auto kBound =
@@ -132,57 +133,95 @@ Result<double> measure_round_trip(const Node& node, const Options& options,
     }
   }
   if (times.size() < kLeastProbes) {
-    return Status(Code::kUnavailable,
-                  fmt::format("--delay can't be checked here: of {} probes of {}'s link {} came "
-                              "back, and {} are needed. Ask for "
-                              "{}a higher --rate or fewer nodes, or free the cores",
-                              prober.sent(), node.name, times.size(), kLeastProbes,
-                              options.loss > 0 ? "a smaller --loss, " : ""));
+    return Status(
+        Code::kUnavailable,
+        fmt::format(
+            "--delay can't be checked here: of {} probes of {}'s link {} came "
+            "back, and {} are needed. Ask for {}a higher --rate or fewer nodes, or free the cores",
+            prober.sent(), node.name, times.size(), kLeastProbes,
+            options.loss > 0 ? "a smaller --loss, " : ""));
   }
   auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
   std::nth_element(times.begin(), middle, times.end());
   return *middle;
 }
 
-}  // namespace
+double seconds(std::chrono::nanoseconds d) { return std::chrono::duration<double>(d).count(); }
 
-double delay_tolerance(double asked) { return std::max(0.2 * asked, std::min(60e-6, 0.6 * asked)); }
-
-std::chrono::microseconds shortest_delay(double excess) {
-  const double with_room = 1.25 * excess;
-  const double seconds = with_room <= 60e-6 ? with_room / 0.6 : with_room / 0.2;
-  return std::chrono::microseconds(10 * std::llround(std::ceil(seconds * 1e5)));
+/// What a link may take where so much was asked for, in seconds.
+double most_for(std::chrono::nanoseconds delay) {
+  const double asked = seconds(delay);
+  return asked + std::max(0.2 * asked, std::min(60e-6, 0.6 * asked));
 }
 
-Result<std::vector<double>> check_delay(const Network& network, const Options& options,
-                                        const CalibrationHooks& hooks) {
+/// The shortest delay, in tens of microseconds, that allows for so much beyond it.
+std::chrono::microseconds shortest_with(double excess) {
+  const double delay = excess <= 60e-6 ? excess / 0.6 : excess / 0.2;
+  return std::chrono::microseconds(10 * std::llround(std::ceil(delay * 1e5)));
+}
+
+/// What every link's delay takes; empty when cancelled.
+Result<std::vector<double>> measure_links(const Network& network, const Options& options,
+                                          const CalibrationHooks& hooks) {
   std::vector<double> links;
-  if (options.delay.count() == 0) return links;
-  const auto asked = std::chrono::duration<double>(options.delay).count();
-  const auto most = asked + delay_tolerance(asked);
   for (const auto& node : network.nodes()) {
     double best = 1e9;  // the link can only look slower than it is
-    for (int i = 0; i < kTries && best > most; ++i) {
+    for (int i = 0; i < kTries && best > most_for(options.delay); ++i) {
       auto round_trip = measure_round_trip(node, options, hooks);
       if (hooks.cancelled()) return std::vector<double>();
       PACELINE_RETURN_IF_ERROR(round_trip.status());
       best = std::min(best, *round_trip);
     }
     links.push_back(best);
-    hooks.progress(static_cast<int>(links.size()), static_cast<int>(network.nodes().size()));
-  }
-  const auto worst = std::max_element(links.begin(), links.end());
-  if (*worst > most) {
-    return Status(Code::kUnavailable,
-                  fmt::format("--delay {:.6g}us does not hold here: node{}'s link takes {:.0f} µs "
-                              "each way (median of {} "
-                              "probes), and {:.0f} at most would do. The shortest that this "
-                              "machine holds now is --delay {}us: "
-                              "ask for that or more, for fewer nodes, or free the cores",
-                              asked * 1e6, worst - links.begin(), *worst * 1e6, kProbes, most * 1e6,
-                              shortest_delay(*worst - asked).count()));
+    if (hooks.progress) {
+      hooks.progress(static_cast<int>(links.size()), static_cast<int>(network.nodes().size()));
+    }
   }
   return links;
+}
+
+/// A delay that every link holds, tried out from the one on which its `excess` would allow; nothing where that keeps
+/// growing. What a longer one takes beyond itself is more, for its frames wait asleep.
+Result<std::optional<std::chrono::microseconds>> find_shortest(Network& network, Options options,
+                                                               double excess,
+                                                               CalibrationHooks hooks) {
+  hooks.progress = nullptr;
+  auto delay = shortest_with(excess);
+  for (int i = 0; i < kCandidates && delay <= std::chrono::seconds(1); ++i) {
+    options.delay = delay;
+    network.change_delay(delay);
+    PACELINE_ASSIGN(auto links, measure_links(network, options, hooks));
+    if (hooks.cancelled()) return std::optional<std::chrono::microseconds>();
+    const auto worst = *std::max_element(links.begin(), links.end());
+    if (worst <= most_for(delay)) return std::optional(delay);
+    delay = std::max(shortest_with(worst - seconds(delay)), delay + std::chrono::microseconds(10));
+  }
+  return std::optional<std::chrono::microseconds>();
+}
+
+}  // namespace
+
+Result<std::vector<double>> check_delay(Network& network, const Options& options,
+                                        const CalibrationHooks& hooks) {
+  if (options.delay.count() == 0) return std::vector<double>();
+  PACELINE_ASSIGN(auto links, measure_links(network, options, hooks));
+  if (hooks.cancelled()) return links;
+  const auto worst = std::max_element(links.begin(), links.end());
+  const auto asked = seconds(options.delay);
+  if (*worst <= most_for(options.delay)) return links;
+  PACELINE_ASSIGN(auto shortest, find_shortest(network, options, *worst - asked, hooks));
+  auto ask =
+      shortest ? fmt::format(
+                     "The shortest that holds here now is --delay {}us: ask for that or more, for",
+                     shortest->count())
+               : std::string("None was found that holds: ask for a much longer one, or for");
+  return Status(
+      Code::kUnavailable,
+      fmt::format(
+          "--delay {:.6g}us does not hold here: node{}'s link takes {:.0f} µs each way "
+          "(median of {} probes), and {:.0f} at most would do. {} fewer nodes, or free the cores",
+          asked * 1e6, worst - links.begin(), *worst * 1e6, kProbes, most_for(options.delay) * 1e6,
+          ask));
 }
 
 }  // namespace paceline::lab
