@@ -48,6 +48,7 @@ class EarlyChannel final : public wire::Channel {
   void drop_peer(Rank peer, const Status& why) override { below_->drop_peer(peer, why); }
   void abort(const Status& why) override { below_->abort(why); }
   void limit_rate(uint64_t bytes_per_second) override { below_->limit_rate(bytes_per_second); }
+  [[nodiscard]] Packets packets() const override { return below_->packets(); }
   [[nodiscard]] wire::Counters counters() const override { return below_->counters(); }
   [[nodiscard]] std::string describe() const override { return below_->describe(); }
 

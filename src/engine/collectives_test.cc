@@ -525,6 +525,33 @@ TEST(Plans, ManyKindsAtOnceAreCountedAndLeaveNoMemoryBehind) {
   EXPECT_EQ(cluster[0].statistics().predicted_link_bytes, 6 * predicted);
 }
 
+// Not in agreement with others: each rank's own channel tells how its packets are cut, and may tell better later.
+TEST(Plans, PredictionsCountThePacketsThatTheWireTells) {
+  Cluster cluster(2);
+  std::vector<float> data[2] = {std::vector<float>(1 << 20), std::vector<float>(1 << 20)};
+  const auto operation = [&](Rank r) {
+    auto& mine = data[static_cast<std::size_t>(r)];
+    Operation o;
+    o.input = o.output = mine.data();
+    o.count = mine.size();
+    return o;
+  };
+  const auto predicted = [&](Rank r) { return cluster[r].statistics().predicted_link_bytes; };
+  const auto expected = [&](const Packets& packets) {
+    return plan::predict(*cluster[0].request_for(operation(0)), 1e9, packets)->link_bytes;
+  };
+  const Packets jumbo = Packets::of_mtu(9000);
+  cluster.network().channel(1).set_packets(jumbo);
+  cluster.expect_ok({*cluster[0].submit(operation(0), 0), *cluster[1].submit(operation(1), 0)});
+  EXPECT_EQ(predicted(0), expected({}));
+  EXPECT_EQ(predicted(1), expected(jumbo));
+  EXPECT_LT(predicted(1), 0.97 * static_cast<double>(predicted(0)));
+  const Packets more_headers = Packets::of_mtu(9000, true);
+  cluster.network().channel(1).set_packets(more_headers);
+  EXPECT_EQ(predicted(1), expected(more_headers));
+  EXPECT_GT(predicted(1), expected(jumbo));
+}
+
 // Plans know the wire's numbers without its headers.
 TEST(Plans, PredictionsCountTheFramesThatTheWireSends) {
   const wire::ProtocolOptions wire;
@@ -535,7 +562,7 @@ TEST(Plans, PredictionsCountTheFramesThatTheWireSends) {
     q.send_counts = {0, elements, elements, 0};
     q.shape = {2, {0, 1}};
     q.piece_bytes = 1 << 30;
-    return plan::predict(q, 1e9, 65535)->link_bytes;
+    return plan::predict(q, 1e9, Packets::of_mtu(65535))->link_bytes;
   };
   const uint64_t packet = 66;  // the headers of one more, at most
   const auto step = [&](uint64_t limit) { return link_bytes(limit + 1) - link_bytes(limit); };

@@ -163,7 +163,7 @@ Result<std::shared_ptr<PreparedPlan>> EngineImpl::plan_for(const Operation& o, G
   ++statistics_.plans_built;
   if (auto gone = g.plans.insert(hash, prepared)) {
     statistics_.predicted_link_bytes +=
-        gone->runs == 0 ? 0 : gone->runs * gone->predicted_link_bytes();
+        gone->runs == 0 ? 0 : gone->runs * gone->predicted_link_bytes(channel_.packets());
     g.idle.erase(gone.get());
   }
   return prepared;
@@ -346,7 +346,7 @@ void EngineImpl::settle(Record& r) {
   if (plan.is_kept) {
     ++plan.runs;
   } else {
-    statistics_.predicted_link_bytes += plan.predicted_link_bytes();
+    statistics_.predicted_link_bytes += plan.predicted_link_bytes(channel_.packets());
   }
   end(r, Status::ok());
 }
@@ -578,7 +578,7 @@ Statistics EngineImpl::statistics() const {
   for (const auto& g : groups_) {
     if (!g || !g->alive) continue;
     g->plans.for_each([&](PreparedPlan& p) {
-      if (p.runs > 0) s.predicted_link_bytes += p.runs * p.predicted_link_bytes();
+      if (p.runs > 0) s.predicted_link_bytes += p.runs * p.predicted_link_bytes(channel_.packets());
     });
   }
   s.scratch_bytes = scratch_.high_water();

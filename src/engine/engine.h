@@ -102,7 +102,7 @@ struct Statistics {
   uint64_t operations = 0;
   uint64_t payload_bytes = 0;  ///< input bytes of completed operations
   uint64_t predicted_link_bytes =
-      0;  ///< plan::predict of every completed operation, this node's link
+      0;  ///< plan::predict of every completed operation, in this rank's packets (Channel::packets)
   uint64_t plans_built = 0;
   uint64_t plans_reused = 0;
   uint64_t scratch_bytes = 0;  ///< high-water mark

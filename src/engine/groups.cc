@@ -68,7 +68,8 @@ Status EngineImpl::destroy_group(GroupId id) {
     }
   }
   g->plans.for_each([&](PreparedPlan& p) {
-    if (p.runs > 0) statistics_.predicted_link_bytes += p.runs * p.predicted_link_bytes();
+    if (p.runs > 0)
+      statistics_.predicted_link_bytes += p.runs * p.predicted_link_bytes(channel_.packets());
   });
   groups_[id].reset();
   return Status::ok();

@@ -37,6 +37,8 @@ class LoopbackChannel final : public wire::Channel {
   void drop_peer(Rank, const Status&) override {}
   void abort(const Status& why) override { aborted_ = why; }
   [[nodiscard]] wire::Counters counters() const override;
+  [[nodiscard]] Packets packets() const override { return packets_; }
+  void set_packets(const Packets& packets) { packets_ = packets; }
   [[nodiscard]] std::string describe() const override { return "loopback"; }
 
  private:
@@ -45,6 +47,7 @@ class LoopbackChannel final : public wire::Channel {
   Rank me_;
   wire::Events inbox_;
   wire::Counters counters_;
+  Packets packets_;
   Status aborted_;
   bool frozen_ = false;
 };

@@ -72,10 +72,11 @@ Status check(const plan::Plan& plan, uint64_t input_bytes, uint64_t output_bytes
 
 }  // namespace
 
-uint64_t PreparedPlan::predicted_link_bytes() {
-  if (!link_bytes) {
-    auto p = plan::predict(plan.request, 1e9, 1500, plan.me);
+uint64_t PreparedPlan::predicted_link_bytes(const Packets& packets) {
+  if (!link_bytes || predicted_with != packets) {
+    auto p = plan::predict(plan.request, 1e9, packets, plan.me);
     link_bytes = p ? p->link_bytes : 0;
+    predicted_with = packets;
   }
   return *link_bytes;
 }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/packets.h"
 #include "engine/engine.h"
 #include "plan/plan.h"
 
@@ -30,10 +31,11 @@ struct PreparedPlan {
   std::vector<Rank>
       neighbours;  ///< ranks of this one's node that it receives from, group numbering, ascending
   std::optional<uint64_t> link_bytes;  ///< plan::predict, once asked for
+  Packets predicted_with;              ///< what `link_bytes` holds for
   uint64_t runs = 0;     ///< operations carried out since `link_bytes` was last added up
   bool is_kept = false;  ///< a cache holds it: it may come again
 
-  [[nodiscard]] uint64_t predicted_link_bytes();
+  [[nodiscard]] uint64_t predicted_link_bytes(const Packets& packets);
 };
 
 /// Checks what the executor relies on, so that a defect in a builder is an error and no stray

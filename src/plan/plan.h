@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/packets.h"
 #include "base/status.h"
 #include "base/types.h"
 
@@ -199,8 +200,8 @@ struct Choice {
 };
 Choice choose(const PlanRequest& request);
 
-/// What the plan puts on the busiest node's link, in its busier direction: our frames in TCP over
-/// IPv4 over Ethernet packets of `mtu`, with the acknowledgements of what goes the other way;
+/// What the plan puts on the busiest node's link, in its busier direction: our frames in TCP's
+/// `packets`, with the acknowledgements of what goes the other way;
 /// counted as `tc -s qdisc` counts at that interface. `seconds` is what that takes at
 /// `bits_per_second`. Top-k: the format's bound, about 1 % above what is sent.
 struct Prediction {
@@ -209,7 +210,7 @@ struct Prediction {
   double seconds = 0;
 };
 /// `me` matters for all-to-all with this rank's counts only (its node is taken as typical then).
-Result<Prediction> predict(const PlanRequest& request, double bits_per_second, int mtu = 1500,
-                           Rank me = 0);
+Result<Prediction> predict(const PlanRequest& request, double bits_per_second,
+                           const Packets& packets = {}, Rank me = 0);
 
 }  // namespace paceline::plan

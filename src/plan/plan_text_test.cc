@@ -245,7 +245,7 @@ TEST(Predict, HeadersOfEveryPacketAndOurFrames) {
   EXPECT_GT(over, 1514.0 / 1448);
   EXPECT_LT(over, 1514.0 / 1448 + 0.004);
   EXPECT_NEAR(p->seconds, static_cast<double>(p->link_bytes) * 8 / 1e9, 1e-9);
-  auto jumbo = predict(q, 1e9, 9000);
+  auto jumbo = predict(q, 1e9, Packets::of_mtu(9000));
   EXPECT_LT(jumbo->link_bytes, p->link_bytes);
   EXPECT_EQ(jumbo->payload_bytes, p->payload_bytes);
 }
@@ -263,6 +263,9 @@ TEST(Predict, EveryByteOfTheLinkIsAccountedFor) {
   const uint64_t acknowledgements = 129;  // of 64 KiB each of what comes
   EXPECT_EQ(predict(q, 1e9)->link_bytes, stream + (packets + acknowledgements) * 66);
   EXPECT_EQ(predict(q, 1e9)->link_bytes, 8'783'820U);
+  // 8,948 bytes a packet of 9,000; and IPv6's header takes 20 more out of it.
+  EXPECT_EQ(predict(q, 1e9, Packets::of_mtu(9000))->link_bytes, stream + (938 + 129) * 66);
+  EXPECT_EQ(predict(q, 1e9, Packets::of_mtu(9000, true))->link_bytes, stream + (941 + 129) * 86);
 }
 
 TEST(Predict, AgreesWithThePlans) {

@@ -1,6 +1,4 @@
 // What a plan costs on the links.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -20,10 +18,6 @@ constexpr uint64_t kFrameHeader = 64;
 constexpr uint64_t kWirePiece = 256 * 1024;
 constexpr uint64_t kEagerLimit = 64 * 1024;
 constexpr uint64_t kAnswers = 2;
-// A packet's headers: Ethernet 14, IPv4 20, TCP 20 with timestamps 12; the last 52 are inside the
-// MTU.
-constexpr uint64_t kPacketHeaders = 66;
-constexpr uint64_t kInsideMtu = 52;
 // A receiver acknowledges about once per batch that the kernel hands up.
 constexpr uint64_t kBatch = 64 * 1024;
 
@@ -63,12 +57,11 @@ class NodeTraffic final : public MessageSink {
 };
 
 // Bytes that one direction carries: its own messages, and what answers the other direction's.
-uint64_t on_link(const Traffic& own, const Traffic& other, int mtu) {
+uint64_t on_link(const Traffic& own, const Traffic& other, const Packets& cut) {
   uint64_t stream = own.wire + other.answers * kFrameHeader;
-  uint64_t segment = static_cast<uint64_t>(mtu) - kInsideMtu;
-  uint64_t packets = (stream + segment - 1) / segment;
+  uint64_t packets = (stream + cut.payload - 1) / cut.payload;
   uint64_t acknowledgements = (other.wire + kBatch - 1) / kBatch;
-  return stream + (packets + acknowledgements) * kPacketHeaders;
+  return stream + (packets + acknowledgements) * cut.headers;
 }
 
 void collect(const PlanRequest& request, Rank me, Algorithm algorithm, NodeTraffic& traffic) {
@@ -78,12 +71,12 @@ void collect(const PlanRequest& request, Rank me, Algorithm algorithm, NodeTraff
 
 }  // namespace
 
-Result<Prediction> predict(const PlanRequest& request, double bits_per_second, int mtu, Rank me) {
+Result<Prediction> predict(const PlanRequest& request, double bits_per_second,
+                           const Packets& packets, Rank me) {
   PACELINE_RETURN_IF_ERROR(validate(request, me));
   if (!(bits_per_second > 0))
     return Status(Code::kInvalidArgument, "bits_per_second must be positive");
-  if (mtu < 576)
-    return Status(Code::kInvalidArgument, fmt::format("mtu is {}: at least 576 is wanted", mtu));
+  if (packets.payload == 0) return Status(Code::kInvalidArgument, "packets must carry something");
   Algorithm algorithm = choose(request).algorithm;
   NodeTraffic traffic(request.shape);
   bool own_counts_only =
@@ -95,8 +88,8 @@ Result<Prediction> predict(const PlanRequest& request, double bits_per_second, i
   for (std::size_t g = 0; g < traffic.sent.size(); ++g) {
     p.payload_bytes =
         std::max({p.payload_bytes, traffic.sent[g].payload, traffic.received[g].payload});
-    p.link_bytes = std::max({p.link_bytes, on_link(traffic.sent[g], traffic.received[g], mtu),
-                             on_link(traffic.received[g], traffic.sent[g], mtu)});
+    p.link_bytes = std::max({p.link_bytes, on_link(traffic.sent[g], traffic.received[g], packets),
+                             on_link(traffic.received[g], traffic.sent[g], packets)});
   }
   p.seconds = static_cast<double>(p.link_bytes) * 8 / bits_per_second;
   return p;

@@ -31,6 +31,7 @@
 
 #include "base/clock.h"
 #include "base/interlude.h"
+#include "base/packets.h"
 #include "base/status.h"
 #include "base/types.h"
 
@@ -185,6 +186,9 @@ class Channel {
   virtual void limit_rate(uint64_t /*bytes_per_second*/) {}
 
   [[nodiscard]] virtual Counters counters() const = 0;
+  /// How what goes to other nodes is cut, for predictions: this rank's own view, which no other need share. Where peers
+  /// differ (MTUs), the smallest of those that it is connected to; what goes through memory is cut nowhere.
+  [[nodiscard]] virtual Packets packets() const { return {}; }
   /// "tcp, 4 flows", "shared memory (process_vm_readv)" for the start-up line and for errors.
   [[nodiscard]] virtual std::string describe() const = 0;
 };

@@ -54,6 +54,7 @@ class Router final : public Channel {
     if (far_) far_->limit_rate(bytes_per_second);
   }
   [[nodiscard]] Counters counters() const override;
+  [[nodiscard]] Packets packets() const override { return far_ ? far_->packets() : Packets{}; }
   [[nodiscard]] std::string describe() const override;
 
  private:

@@ -158,6 +158,23 @@ def test_in_a_lab_a_line_has_its_plan_its_bytes_and_its_floor(tmp_path):
 
 
 @in_a_lab
+@pytest.mark.parametrize("mtu", [1500, 9000])
+def test_bytes_are_predicted_in_packets_of_the_link(mtu, tmp_path):
+    """Two ranks a node, so that one of them may have no connection of its own that could tell."""
+    path = tmp_path / "lines.json"
+    words = ("bench", "allreduce", "--bytes", "8MiB", "--iterations", "6", "--turns", "1", "--json", str(path))
+    done = run_lab(
+        "--nodes", "2", "--slots", "2", "--rate", "1gbit", "--mtu", str(mtu), "--no-calibration", "--quiet",
+        command=[str(PROGRAM), *words], timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = lines(path)
+    payload = mtu - 52
+    assert row["bytes_predicted"] == pytest.approx((8 << 20) / payload * (payload + 66), rel=0.004)
+    assert row["bytes_measured"] == pytest.approx(row["bytes_predicted"], rel=0.02)
+
+
+@in_a_lab
 def test_a_line_names_the_codec_that_the_settings_gave(tmp_path):
     words = ("--bytes", "4KiB,1MiB", "--iterations", 2, "--turns", 1, "--codec", "settings")
     small, large = bench_in_a_lab(tmp_path / "topk.json", *words, PACELINE_CODEC="topk", PACELINE_TOPK_RATIO="0.02")

@@ -92,6 +92,7 @@ TcpChannelImpl::TcpChannelImpl(TcpOptions options, Endpoint local, Descriptor li
       epoll_(std::move(epoll)),
       listener_(std::move(listener)),
       waker_(std::move(waker)),
+      packets_(interface_packets(local_)),
       lender_(options_.zero_copy != ZeroCopy::kNobody) {
   shared_.options = options_.protocol;
   shared_.options.lossy = false;

@@ -69,6 +69,7 @@ class TcpChannelImpl final : public TcpChannel {
     c.network = c.wire_sent + c.wire_received;
     return c;
   }
+  [[nodiscard]] Packets packets() const override { return packets_; }
   [[nodiscard]] std::string describe() const override;
 
   [[nodiscard]] std::string address() const override;
@@ -133,6 +134,7 @@ class TcpChannelImpl final : public TcpChannel {
   Descriptor epoll_;
   Descriptor listener_;
   Descriptor waker_;
+  Packets packets_;  ///< the interface's until a connection tells better
   PageLender lender_;
   Shared shared_;
   bool listener_paused_ = false;

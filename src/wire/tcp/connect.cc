@@ -295,6 +295,8 @@ void TcpChannelImpl::established(Connection& c) {
   peer.incarnation = h.incarnation();
   peer.session->heard();
   mark(peer);
+  const Packets cut = connection_packets(c.fd.get(), packets_);
+  packets_ = {std::min(packets_.payload, cut.payload), cut.headers};
   if (c.purpose.is_control) {
     c.role = Connection::Role::kControl;
     if (is_ours) {

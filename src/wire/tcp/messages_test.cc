@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <fstream>
 #include <set>
 #include <thread>
 
@@ -34,6 +35,33 @@ TEST(TcpMessages, ShortAndLongBothOrdersOfPosting) {
       EXPECT_EQ(job.completion(0, 1)->bytes, size);
       EXPECT_TRUE(std::equal(data.begin(), data.end(), into.begin()));
       for (std::size_t i = size; i < into.size(); ++i) EXPECT_EQ(into[i], std::byte{0x5A});
+    }
+  }
+}
+
+int mtu_of_loopback() {
+  std::ifstream file("/sys/class/net/lo/mtu");
+  int mtu = 0;
+  file >> mtu;
+  return mtu;
+}
+
+// For predictions: at first the interface's packets, then what a connection's ends have agreed on.
+TEST(TcpMessages, PacketsAreTheInterfacesAndThenTheConnections) {
+  for (const char* at : {"127.0.0.1", "::1"}) {
+    const bool is_ipv6 = std::string(at) == "::1";
+    Job job(2, [&](TcpOptions& o) { o.bind_address = at; });
+    const Packets interface = Packets::of_mtu(mtu_of_loopback(), is_ipv6);
+    EXPECT_EQ(job.at(0)->packets(), interface);
+    std::vector<std::byte> data(100), into(100);
+    job.at(0)->send(1, 42, 9, data, 1);
+    job.at(1)->receive(0, 42, 9, {into.data(), nullptr, into.size()}, 2);
+    ASSERT_TRUE(job.complete(1, 2));
+    for (Rank r = 0; r < 2; ++r) {
+      // Not more than half a window: where an MTU is as large as loopback's that is less than a packet.
+      EXPECT_LT(job.at(r)->packets().payload, interface.payload);
+      EXPECT_GT(job.at(r)->packets().payload, 16'000U);
+      EXPECT_EQ(job.at(r)->packets().headers, is_ipv6 ? 86U : 66U);
     }
   }
 }

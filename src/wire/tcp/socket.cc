@@ -6,6 +6,7 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -30,6 +31,16 @@ Endpoint endpoint_of(const sockaddr* a) {
   std::memcpy(&e.storage, a, e.length);
   e.set_port(0);
   return e;
+}
+
+bool is_same_host(const sockaddr* a, const sockaddr* b) {
+  if (a->sa_family != b->sa_family) return false;
+  if (a->sa_family == AF_INET)
+    return reinterpret_cast<const sockaddr_in*>(a)->sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in*>(b)->sin_addr.s_addr;
+  return a->sa_family == AF_INET6 &&
+         IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr,
+                            &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr);
 }
 
 /// How much an interface address is liked; 0: not at all.
@@ -199,6 +210,34 @@ uint64_t rate_limit(int fd) {
   socklen_t length = sizeof rate;
   if (::getsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, &length) != 0) return 0;
   return rate == ~0UL || rate == ~0U ? 0 : rate;
+}
+
+Packets interface_packets(const Endpoint& local) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {};
+  std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> guard(list, &::freeifaddrs);
+  for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || !is_same_host(i->ifa_addr, local.get())) continue;
+    ifreq request{};
+    std::strncpy(request.ifr_name, i->ifa_name, IFNAMSIZ - 1);
+    Descriptor any(::socket(local.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (!any.valid() || ::ioctl(any.get(), SIOCGIFMTU, &request) != 0) return {};
+    return Packets::of_mtu(request.ifr_mtu, local.family() == AF_INET6);
+  }
+  return {};
+}
+
+Packets connection_packets(int fd, const Packets& otherwise) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  const auto local = local_endpoint(fd);
+  if (!local.is_ok() || ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
+      info.tcpi_snd_mss == 0)
+    return otherwise;
+  return {info.tcpi_snd_mss,
+          Packets::kEthernet + (local->family() == AF_INET6 ? Packets::kIpv6 : Packets::kIpv4) +
+              Packets::kTcp +
+              ((info.tcpi_options & TCPI_OPT_TIMESTAMPS) != 0 ? Packets::kTimestamps : 0)};
 }
 
 void reset_on_close(int fd) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/packets.h"
 #include "base/status.h"
 
 namespace paceline::wire {
@@ -65,6 +66,10 @@ void tune(int fd, unsigned deadline_ms, unsigned unsent_limit);
 void limit_rate(int fd, uint64_t bytes_per_second);
 /// What limit_rate() has set; 0: nothing.
 uint64_t rate_limit(int fd);
+/// How packets leave the interface that has this address; Packets{} where none has.
+Packets interface_packets(const Endpoint& local);
+/// How they leave a connection, whose two ends and path have agreed on it; `otherwise` where the kernel does not tell.
+Packets connection_packets(int fd, const Packets& otherwise);
 /// close() drops what the peer has not got yet and resets the connection.
 void reset_on_close(int fd);
 /// The pending error of a socket (0: none).
