@@ -81,6 +81,7 @@ int diagnose(const Options& options, Face face) {
   check_network(findings, face);
   check_libraries(findings);
   check_launchers(findings, face);
+  check_meeting_point(findings, face);
   check_lab(findings);
   if (options.json) {
     auto out = nlohmann::json::array();
@@ -204,6 +205,11 @@ void check_settings(Findings& findings, Face face) {
                                              ? ""
                                              : fmt::format(" under the face {}", face_name(face))),
        ""});
+  if (settings->flag("disable"))
+    findings.push_back({"settings", Verdict::kNote,
+                        "PACELINE_DISABLE is set: a torch script runs as if Paceline were not "
+                        "there, and what asks for it by name may be an error",
+                        "unset PACELINE_DISABLE to use Paceline"});
   for (const auto& warning : settings->warnings())
     findings.push_back({"settings", Verdict::kNote, warning, "unset it to silence this"});
   check_codec(*settings, findings);

@@ -29,7 +29,8 @@ void check_machine(Findings& findings);        ///< cores, memory, kernel, threa
 void check_shared_memory(Findings& findings);  ///< /dev/shm, memfd, process_vm_readv
 void check_network(Findings& findings, Face face);  ///< interfaces, host name, TCP limits
 void check_libraries(Findings& findings);           ///< CUDA driver, NCCL, PMIx: found at run time
-void check_launchers(Findings& findings, Face face);  ///< the environment's, and programs
-void check_lab(Findings& findings);                   ///< what `paceline lab` needs
+void check_launchers(Findings& findings, Face face);      ///< the environment's, and programs
+void check_meeting_point(Findings& findings, Face face);  ///< can rank 0 be found, and listen?
+void check_lab(Findings& findings);                       ///< what `paceline lab` needs
 
 }  // namespace paceline::cli

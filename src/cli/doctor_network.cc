@@ -135,7 +135,6 @@ void check_launchers(Findings& findings, Face face) {
     if (program_exists(name)) found += std::string(found.empty() ? "" : ", ") + name;
   findings.push_back(
       {"launchers", Verdict::kGood, found.empty() ? "paceline run" : "paceline run, " + found, ""});
-  const char* port = std::getenv("MASTER_PORT");
   auto settings = Settings::load(face);
   // The ranks' own question: what they refuse would stop a job.
   auto identity =
@@ -143,10 +142,6 @@ void check_launchers(Findings& findings, Face face) {
   if (!identity.is_ok())
     findings.push_back({"launcher", Verdict::kFailure, identity.status().message(),
                         "start the script with torchrun or paceline run"});
-  if (port && settings.is_ok() && settings->integer("port") == std::strtol(port, nullptr, 10))
-    findings.push_back({"ports", Verdict::kFailure,
-                        fmt::format("MASTER_PORT and Paceline's port are both {}", port),
-                        "set PACELINE_PORT to another port"});
 }
 
 }  // namespace paceline::cli

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -31,6 +32,13 @@ def doctor(*arguments: str, under: tuple[str, ...] = (), **variables: str) -> su
     )
 
 
+SLURM_HERE = {
+    "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost",
+}  # fmt: skip
+NOWHERE = {"MASTER_ADDR": "nosuch.host.invalid", "MASTER_PORT": "29500"}
+
+
 def findings(**variables: str) -> dict[str, dict]:
     return {f["subject"]: f for f in json.loads(doctor("--json", **variables).stdout)}
 
@@ -51,13 +59,15 @@ def test_machine_is_described_truly():
     ("variables", "subject", "words"),
     [
         ({"PACELINE_TOPK_RATO": "1"}, "settings", "did you mean PACELINE_TOPK_RATIO"),
-        ({"MASTER_PORT": "6666", "PACELINE_PORT": "6666"}, "ports", "both 6666"),
         ({"RANK": "0"}, "launcher", "WORLD_SIZE is not"),
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "2"}, "launcher", "OMPI_COMM_WORLD_RANK=2"),
         ({"PACELINE_SECRET_FILE": "/nonexistent/secret"}, "secret", "'/nonexistent/secret': No such file"),
         ({"PACELINE_INTERFACE": "nosuchnic"}, "interface", "nosuchnic"),
         ({"NCCL_SOCKET_IFNAME": "nosuchnic"}, "interface", "NCCL_SOCKET_IFNAME='nosuchnic'"),
-        ({"MASTER_PORT": "6666"}, "ports", "both 6666"),
+        ({"RANK": "0", "WORLD_SIZE": "2", **NOWHERE}, "meeting point", "'nosuch.host.invalid' can't be resolved"),
+        (NOWHERE, "meeting point", "MASTER_ADDR=nosuch.host.invalid"),
+        ({"PACELINE_RENDEZVOUS": "nosuch.host.invalid:1"}, "meeting point", "'nosuch.host.invalid' can't be resolved"),
+        ({"PACELINE_RENDEZVOUS": "nosuchport"}, "meeting point", "expected host:port"),
     ],
 )
 def test_what_would_stop_a_job_fails_by_name(variables, subject, words):
@@ -84,6 +94,63 @@ def test_a_misspelt_command_is_named_beside_those_that_there_are():
     done = subprocess.run([PROGRAM, "docter"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "'docter'" in done.stderr and "doctor" in done.stderr and "lab-bytes" in done.stderr
+
+
+HAND_SET = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "names_port", "verdict"),
+    [
+        (HAND_SET, "PACELINE_PORT", "FAILURE"),
+        # A script without a launcher may have a store of torch's; torchrun brings one.
+        ({}, "PACELINE_PORT", "warning"),
+        ({**HAND_SET, "TORCHELASTIC_RUN_ID": "none"}, "PACELINE_PORT", "note"),
+        (HAND_SET, "PACELINE_RENDEZVOUS", "FAILURE"),
+        (SLURM_HERE, "PACELINE_PORT", "FAILURE"),
+        # Nothing of ours listens here.
+        ({**HAND_SET, "RANK": "1"}, "PACELINE_PORT", None),
+        ({**SLURM_HERE, "PMIX_NAMESPACE": "one"}, "PACELINE_PORT", None),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "PACELINE_PORT", None),
+        ({"PACELINE_RANK": "0", "PACELINE_SIZE": "2"}, "PACELINE_RENDEZVOUS", None),
+    ],
+)
+def test_a_port_that_rank_0_needs_and_another_has(variables, names_port, verdict):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        chosen = {names_port: port if names_port == "PACELINE_PORT" else f"127.0.0.1:{port}"}
+        done = doctor("--json", **variables, **chosen)
+    found = {f["subject"]: f for f in json.loads(done.stdout)}
+    if verdict is None:
+        assert "meeting point" not in found
+    else:
+        meeting = found["meeting point"]
+        assert meeting["verdict"] == verdict
+        assert f"port {port} " in meeting["found"] and "taken" in meeting["found"]
+        assert names_port in meeting["fix"]
+    others = [f for f in found.values() if f["subject"] != "meeting point"]
+    assert done.returncode == int("FAILURE" in [verdict, *(f["verdict"] for f in others)])
+    # Nobody has it now.
+    found = findings(**variables, **chosen)
+    assert verdict is None or found["meeting point"]["verdict"] == "ok"
+
+
+def test_torch_s_port_may_be_paceline_s_where_torch_s_store_is_used():
+    """torchrun's store listens there already; a second listener of ours is not wanted."""
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        port = str(store.getsockname()[1])
+        torchrun = {**HAND_SET, "MASTER_PORT": port, "PACELINE_PORT": port, "TORCHELASTIC_RUN_ID": "none"}
+        done = doctor("--json", **torchrun)
+    ports = {f["subject"]: f for f in json.loads(done.stdout)}["ports"]
+    assert ports["verdict"] == "note" and f"both {port}" in ports["found"] and "PACELINE_PORT" in ports["fix"]
+    assert done.returncode == doctor("--json").returncode
+
+
+def test_a_switch_that_is_off_is_named():
+    done = doctor("--json", PACELINE_DISABLE="1")
+    said = [f for f in json.loads(done.stdout) if "PACELINE_DISABLE" in f["found"]]
+    assert [f["verdict"] for f in said] == ["note"] and "unset PACELINE_DISABLE" in said[0]["fix"]
+    assert "PACELINE_DISABLE" not in doctor("--json", PACELINE_DISABLE="0").stdout
 
 
 def test_a_codec_that_may_not_keep_up_is_pointed_out():
