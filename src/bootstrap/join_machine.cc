@@ -13,6 +13,8 @@ constexpr Time kFirstPause = kMillisecond;  // between questions to the space, d
 constexpr Time kLongestPause = 100 * kMillisecond;
 constexpr Time kFailureCheck = 500 * kMillisecond;
 constexpr Time kDiagnosis = kSecond;
+constexpr Time kNaming = 200 * kMillisecond;  // of a lost child, by its record
+constexpr Time kNamePause = 5 * kMillisecond;
 constexpr Time kFlush = 300 * kMillisecond;  // for notices of failure to leave
 
 // Cookies: the peer and the direction. Tags: one a direction, for (sender, receiver, tag) is unique
@@ -98,6 +100,7 @@ Time JoinMachine::next_timer() const {
   }
   Time next = std::min({spec_.deadline, channel_.next_timer(), failure_check_at_});
   if (state_ == State::kPublish || state_ == State::kAsk) next = std::min(next, ask_at_);
+  if (lost_child_ != nullptr) next = std::min(next, after(now_, kNamePause));
   return next;
 }
 
@@ -120,7 +123,7 @@ bool JoinMachine::progress(Time now) {
     for (auto& completion : events_.completions) complete(completion);
     for (auto& loss : events_.losses) {
       if (state_ < State::kFlush && (loss.peer == tree_.parent || child(loss.peer) != nullptr)) {
-        lost(loss.status);
+        lost(loss.peer, loss.status);
       } else {
         early_.losses.push_back(std::move(loss));
       }
@@ -134,6 +137,7 @@ bool JoinMachine::progress(Time now) {
 void JoinMachine::step(Time now) {
   if (state_ < State::kFlush && now >= spec_.deadline) begin_diagnosis(now);
   if (state_ < State::kFlush) look_for_failure(now);
+  if (state_ < State::kFlush && lost_child_ != nullptr) name_lost_child();
   switch (state_) {
     case State::kPublish:
       publish();
@@ -291,7 +295,7 @@ void JoinMachine::complete(const wire::Completion& completion) {
   if (what == kSendUp || what == kSendDown) --sends_left_;
   if (state_ >= State::kFlush) return;
   if (!completion.status.is_ok()) {
-    return completion.status.code() == Code::kPeerLost ? lost(completion.status)
+    return completion.status.code() == Code::kPeerLost ? lost(peer, completion.status)
                                                        : fail(completion.status);
   }
   if (what == kReceiveUp) {
@@ -415,11 +419,26 @@ void JoinMachine::diagnose(Time now) {
 }
 
 // The teller is named, too: where a link is cut, either end may be the one that is cut off.
-void JoinMachine::lost(const Status& why) {
-  fail(
-      {why.code(),
-       fmt::format("{} (found by {} while the job formed; what the lost rank printed may tell why)",
-                   why.message(), own_name())});
+void JoinMachine::lost(Rank peer, const Status& why) {
+  if (lost_child_ != nullptr) return;
+  loss_ = {
+      why.code(),
+      fmt::format("{} (found by {} while the job formed; what the lost rank printed may tell why)",
+                  why.message(), own_name())};
+  auto* from = child(peer);
+  if (from == nullptr || from->greeted) return fail(loss_);
+  lost_child_ = from;
+  named_by_ = after(now_, kNaming);
+  name_lost_child();
+}
+
+void JoinMachine::name_lost_child() {
+  auto value = space_.get(record_key(lost_child_->rank));
+  if (value && !*value && now_ < named_by_) return;
+  auto record = value && *value ? decode_record(**value) : Result<Record>(loss_);
+  if (!record) return fail(loss_);
+  fail({loss_.code(), fmt::format("rank {} (host {}) was lost before its greeting came: {}",
+                                  lost_child_->rank, record->host, loss_.message())});
 }
 
 void JoinMachine::fail(Status why) {

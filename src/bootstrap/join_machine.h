@@ -81,7 +81,8 @@ class JoinMachine {
   void begin_diagnosis(Time now);
   void diagnose(Time now);
   void fail(Status why);
-  void lost(const Status& why);
+  void lost(Rank peer, const Status& why);
+  void name_lost_child();
   void tell(const JoinNote& note);
   void end_flush(Time now);
   Child* child(Rank rank);
@@ -117,6 +118,9 @@ class JoinMachine {
   State waited_in_ = State::kPublish;  ///< when the patience ended
   Time waited_ = 0;                    ///< so long
   Time flush_ends_ = kNever;
+  Child* lost_child_ = nullptr;  ///< before it said where it runs
+  Status loss_;
+  Time named_by_ = kNever;
   std::set<Rank> unseen_;  ///< diagnosis: ranks whose record was not found
 };
 

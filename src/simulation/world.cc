@@ -31,14 +31,20 @@ Scenario draw(uint64_t seed) {
   s.engine.lanes = static_cast<int>(1 + random() % 2);
   auto kind = random() % 100;
   using T = Scenario::Trouble;
-  s.trouble = kind < 60   ? T::kNone
+  s.in_join = kind < 9;
+  s.trouble = kind < 3    ? T::kKill
+              : kind < 6  ? T::kShortCut
+              : kind < 9  ? T::kLongCut
+              : kind < 60 ? T::kNone
               : kind < 70 ? T::kKill
               : kind < 80 ? T::kShortCut
               : kind < 88 ? T::kLongCut
               : kind < 95 ? T::kMismatch
                           : T::kAbsent;
   s.victim = static_cast<Rank>(random() % static_cast<uint64_t>(s.size));
-  s.trouble_at = static_cast<Time>(random() % 20'000) * kMicrosecond;
+  // A join takes some of the network's latencies.
+  s.trouble_at =
+      static_cast<Time>(random() % 20'000) * (s.in_join ? n.latency / 4000 : kMicrosecond);
   for (Rank r = 0; r < s.size; ++r) s.group.push_back(r);
   std::shuffle(s.group.begin(), s.group.end(), random);
   s.group.resize(1 + random() % s.group.size());
@@ -52,7 +58,7 @@ World::World(const Scenario& scenario)
       ranks_(static_cast<std::size_t>(scenario.size)) {
   for (Rank r = 0; r < scenario.size; ++r) {
     auto& s = ranks_[index(r)];
-    auto host = "host-" + std::to_string(r / scenario.slots);
+    const auto host = this->host(r);
     s.space = std::make_shared<bootstrap::MemoryKeyValue>(space_);
     auto fake = network_.join(r, scenario.size, host);
     s.fake = fake.get();
@@ -70,7 +76,10 @@ World::World(const Scenario& scenario)
     spec.timeout = spec.deadline = 60 * kSecond;
     s.machine = std::make_unique<bootstrap::JoinMachine>(
         std::move(spec), *s.space, *s.channel,
-        [](Rank, const std::string&, const std::string&) { return Status(); });
+        [channel = s.fake](Rank peer, const std::string&, const std::string& at) {
+          channel->set_peer_host(peer, at);
+          return Status();
+        });
   }
 }
 
@@ -84,17 +93,19 @@ Time World::timer(RankState& s) const {
 }
 
 bool World::join(Time limit) {
-  while (std::any_of(ranks_.begin(), ranks_.end(), [](auto& s) { return !s.joined; })) {
+  for (;;) {
+    bool all = true;
+    for (Rank r = 0; r < scenario_.size; ++r) all &= has_joined(r) || network_.is_dead(r);
+    if (all) return true;
     if (now() > limit) return false;
     step(limit + kSecond);
   }
-  return true;
 }
 
 void World::start() {
   for (Rank r = 0; r < scenario_.size; ++r) {
     auto& s = ranks_[index(r)];
-    if (!s.join) continue;
+    if (!s.joined || !s.join) continue;
     s.engine = engine::make_engine(scenario_.engine, s.topology, *s.channel);
   }
 }

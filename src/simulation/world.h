@@ -31,6 +31,7 @@ struct Scenario {
   } trouble = Trouble::kNone;
   Rank victim = 0;  ///< of the trouble
   Time trouble_at = 0;
+  bool in_join = false;  ///< counted from its beginning; else from the first operation's
   int operations = 4;
   std::vector<Rank> group;  ///< some of the ranks, in any order: a group of its own
 };
@@ -41,9 +42,14 @@ class World {
   explicit World(const Scenario& scenario);
   ~World();
 
-  /// All ranks join. False: virtual time ran away. A status that is not ok is a rank's own.
+  /// All ranks join that do not die before. False: virtual time ran away. A status that is not ok is a rank's own.
   bool join(Time limit);
   [[nodiscard]] const Status& join_status(Rank r) const { return ranks_[index(r)].join; }
+  /// Its join has ended, well or not.
+  [[nodiscard]] bool has_joined(Rank r) const { return ranks_[index(r)].joined; }
+  [[nodiscard]] std::string host(Rank r) const {
+    return "host-" + std::to_string(r / scenario_.slots);
+  }
   /// Makes the engines of the ranks that have joined.
   void start();
   [[nodiscard]] bool alive(Rank r) const {
