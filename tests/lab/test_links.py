@@ -37,6 +37,47 @@ def test_calibration_is_within_five_percent_of_95_percent_of_the_line(tmp_path):
     assert "cubic" in said and "node1" in said
 
 
+def test_a_slow_link_is_measured_as_well(tmp_path):
+    """A window holds six batches of 64 kB there: half a batch more or less would be 9 %."""
+
+    def holds(link):
+        return 0.98 * 0.95 * 5e6 <= link["payload_bps"] <= 1.02 * 0.95 * 5e6
+
+    links, said = measured(lambda: calibrated(tmp_path, "5mbit"), lambda seen: all(map(holds, seen[0])), attempts=3)
+    assert all(map(holds, links)), said
+    assert "warning" not in said
+
+
+def test_the_table_of_links_is_what_was_measured(tmp_path):
+    """Rate, its share of the line, and how far a burst after silence ran ahead: up, then down, a line a node."""
+    links, said = calibrated(tmp_path, "200mbit")
+    cell = r" +([\d.]+) Mb/s \( *([\d.]+) %\) +(\d+) kB"
+    rows = re.findall(rf"^lab: node(\d) {cell} {cell}$", said, re.MULTILINE)
+    assert "lab: link   up, TCP payload       after idle  down, TCP payload     after idle\n" in said
+    assert [row[0] for row in rows] == ["0", "1"]
+    cells = [tuple(map(float, row[i : i + 3])) for row in rows for i in (1, 4)]
+    for (rate, share, ahead), link in zip(cells, links, strict=True):
+        assert rate == pytest.approx(link["payload_bps"] / 1e6, rel=1e-3)
+        assert share == pytest.approx(link["payload_bps"] / 2e8 * 100, abs=0.06)
+        assert ahead == pytest.approx(link["ahead_after_idle_bytes"] / 1e3, abs=0.6)
+
+
+def test_a_slow_calibration_shows_how_far_it_is_and_hears_signals():
+    terminal, inside = pty.openpty()
+    with subprocess.Popen(lab_command("--rate", "1mbit", command=["true"]), stderr=inside) as process:
+        try:
+            os.close(inside)
+            said = b""
+            while len(set(re.findall(rb"\rlab: calibrated 0 of 2 links \((\d+) %\)", said))) < 3:
+                assert select.select([terminal], [], [], 30)[0], said
+                said += os.read(terminal, 4096)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+            os.close(terminal)
+
+
 def test_a_gigabit_holds_or_the_lab_warns(tmp_path):
     most = 1.05 * 0.95e9
     links, said = measured(

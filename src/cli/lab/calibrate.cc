@@ -12,10 +12,13 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <future>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 #include "cli/lab/namespaces.h"
+#include "cli/lab/shaping.h"
 
 namespace paceline::lab {
 namespace {
@@ -25,8 +28,22 @@ using std::chrono::milliseconds;
 constexpr std::size_t kChunk = 64 << 10;
 constexpr timeval kPatience{5, 0};
 constexpr int kOpenings = 12;  // a handshake that gets lost is begun again
+constexpr int kWindows = 11, kLeastWindows = 5;
+constexpr double kLongestWindow = 6, kLongEnough = 12;  // seconds: of one, and of all
+constexpr auto kSlice = milliseconds(50), kTick = milliseconds(250);
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+/// What the threads of a calibration share: when to stop, and how far they are.
+struct Watch {
+  const CalibrationHooks& hooks;
+  /// Of kSteps a link, and kWindows more where flows are capped.
+  std::atomic<int> steps{0};
+  std::atomic<int> links{0};
+
+  [[nodiscard]] bool cancelled() const { return hooks.cancelled(); }
+};
+constexpr int kSteps = 2 * (kWindows + 1);
 
 /// Where one end of a transfer lives.
 struct End {
@@ -64,8 +81,7 @@ class Socket {
 class Flow {
  public:
   /// Where packets get lost, so may all of a handshake's within kPatience.
-  static Result<std::unique_ptr<Flow>> open(const End& from, const End& to,
-                                            const CalibrationHooks& hooks);
+  static Result<std::unique_ptr<Flow>> open(const End& from, const End& to, const Watch& watch);
   ~Flow() {
     sending_ = false;
     shutdown(sender_.fd(), SHUT_RDWR);
@@ -89,7 +105,15 @@ class Flow {
     sending_ = false;
     if (send_thread_.joinable()) send_thread_.join();
   }
-  [[nodiscard]] uint64_t received() const { return received_; }
+  /// All that came until the last of it came.
+  struct Arrivals {
+    uint64_t bytes;
+    Clock::time_point last;
+  };
+  [[nodiscard]] Arrivals arrivals() const {
+    std::lock_guard lock(mutex_);
+    return {received_, last_};
+  }
   /// Waits until all that was sent has arrived.
   bool drain(milliseconds at_most) {
     auto until = Clock::now() + at_most;
@@ -107,6 +131,8 @@ class Flow {
   Socket sender_, receiver_;
   std::atomic<bool> sending_{false};
   std::atomic<uint64_t> sent_{0}, received_{0};
+  mutable std::mutex mutex_;
+  Clock::time_point last_ = Clock::now();
   std::atomic<int64_t> burst_start_ns_{0};  ///< not 0: the receiver compares with the line
   std::atomic<uint64_t> burst_base_{0};
   std::atomic<double> burst_line_{0}, burst_factor_{1}, ahead_{0};
@@ -117,10 +143,9 @@ Status last_error(const char* what) {
   return {Code::kUnavailable, fmt::format("calibration: {}: {}", what, std::strerror(errno))};
 }
 
-Result<std::unique_ptr<Flow>> Flow::open(const End& from, const End& to,
-                                         const CalibrationHooks& hooks) {
+Result<std::unique_ptr<Flow>> Flow::open(const End& from, const End& to, const Watch& watch) {
   auto flow = try_open(from, to);
-  for (int i = 1; i < kOpenings && !flow.is_ok() && !hooks.cancelled(); ++i) {
+  for (int i = 1; i < kOpenings && !flow.is_ok() && !watch.cancelled(); ++i) {
     flow = try_open(from, to);
   }
   return flow;
@@ -160,7 +185,11 @@ void Flow::receive() {
     // MSG_TRUNC: the kernel drops the bytes instead of copying them; two cores are few.
     auto n = recv(receiver_.fd(), nullptr, kChunk, MSG_TRUNC);
     if (n <= 0) return;
-    received_ += static_cast<uint64_t>(n);
+    {
+      std::lock_guard lock(mutex_);
+      received_ += static_cast<uint64_t>(n);
+      last_ = Clock::now();
+    }
     auto start = burst_start_ns_.load();
     if (start == 0) continue;
     auto elapsed = static_cast<double>(Clock::now().time_since_epoch().count() - start) * 1e-9;
@@ -170,9 +199,12 @@ void Flow::receive() {
 }
 
 double Flow::burst(double line_bps, double frame_factor) {
-  drain(milliseconds(2000));
+  // What waits in the queue and before it: slow lines take their time.
+  drain(milliseconds(2000 + std::llround(std::min(8e9 / line_bps, 10e3))));
   std::this_thread::sleep_for(milliseconds(50));
-  auto bytes = static_cast<std::size_t>(std::max(1e6, line_bps / 8 * 2e-3));
+  auto bytes =
+      static_cast<std::size_t>(std::max({4.0 * static_cast<double>(burst_bytes(line_bps)),
+                                         std::min(1e6, line_bps / 8 * 0.1), line_bps / 8 * 2e-3}));
   std::vector<char> chunk(bytes, 'b');
   burst_base_ = received_.load();
   burst_line_ = line_bps;
@@ -191,28 +223,55 @@ double Flow::burst(double line_bps, double frame_factor) {
   return ahead_;
 }
 
-/// Median over windows of the sum of all flows; the first fifth of a second is TCP finding the
-/// line.
-double steady_rate(std::vector<std::unique_ptr<Flow>>& flows, double line_bps,
-                   const CalibrationHooks& hooks) {
-  auto total = [&] {
-    uint64_t sum = 0;
-    for (const auto& f : flows) sum += f->received();
-    return static_cast<double>(sum);
+using Flows = std::vector<std::unique_ptr<Flow>>;
+
+/// Bits a second of all flows, over a window that is as long as `at_least` and until each has got something, `at_most` a
+/// longer one. Each flow's is counted from arrival to arrival: at a slow rate a window holds few batches, and half of one
+/// would be many per cent.
+double rate_of_window(const Flows& flows, std::vector<Flow::Arrivals>& before, double at_least,
+                      double at_most, const Watch& watch) {
+  const auto began = Clock::now();
+  auto passed = [&] { return seconds(Clock::now() - began); };
+  auto still_waits = [&] {
+    if (passed() < at_least) return true;
+    for (std::size_t i = 0; i < flows.size(); ++i) {
+      if (flows[i]->arrivals().bytes == before[i].bytes) return passed() < at_most;
+    }
+    return false;
   };
-  auto window = std::clamp(24.0 * kChunk * 8 / line_bps, 0.04, 0.6);
-  for (auto& f : flows) f->start_sending();
-  std::this_thread::sleep_for(std::chrono::duration<double>(std::max(0.12, window)));
+  while (still_waits() && !watch.cancelled()) {
+    auto left = std::chrono::duration<double>(std::max(0.001, at_least - passed()));
+    std::this_thread::sleep_for(std::min<std::chrono::duration<double>>(left, kSlice));
+  }
+  double rate = 0;
+  for (std::size_t i = 0; i < flows.size(); ++i) {
+    const auto now = flows[i]->arrivals();
+    if (now.bytes > before[i].bytes) {
+      rate +=
+          static_cast<double>(now.bytes - before[i].bytes) * 8 / seconds(now.last - before[i].last);
+    }
+    before[i] = now;
+  }
+  return rate;
+}
+
+/// Median over windows of the sum of all flows; the first one is TCP finding the line.
+double steady_rate(Flows& flows, double line_bps, Watch& watch) {
+  const double batch = 8.0 * kChunk / line_bps;
+  const double window = std::clamp(24 * batch, 0.04, 0.6);
+  const double longest =
+      std::clamp(3 * batch * static_cast<double>(flows.size()), 2 * window, kLongestWindow);
+  std::vector<Flow::Arrivals> before;
+  for (auto& f : flows) {
+    before.push_back(f->arrivals());
+    f->start_sending();
+  }
+  rate_of_window(flows, before, std::max(0.12, window), longest, watch);
   std::vector<double> rates;
-  auto before = total();
-  auto then = Clock::now();
-  for (int i = 0; i < 11 && !hooks.cancelled(); ++i) {
-    std::this_thread::sleep_for(std::chrono::duration<double>(window));
-    auto now = Clock::now();
-    auto after = total();
-    rates.push_back((after - before) * 8 / seconds(now - then));
-    before = after;
-    then = now;
+  const auto began = Clock::now();
+  for (int i = 0; i < kWindows && !watch.cancelled(); ++i, ++watch.steps) {
+    if (i >= kLeastWindows && seconds(Clock::now() - began) > kLongEnough) continue;
+    rates.push_back(rate_of_window(flows, before, window, longest, watch));
   }
   for (auto& f : flows) f->stop_sending();
   if (rates.empty()) return 0;
@@ -221,42 +280,42 @@ double steady_rate(std::vector<std::unique_ptr<Flow>>& flows, double line_bps,
   return rates[rates.size() / 2];
 }
 
-Result<std::vector<std::unique_ptr<Flow>>> open_flows(const End& from, const End& to, int count,
-                                                      const CalibrationHooks& hooks) {
-  std::vector<std::unique_ptr<Flow>> flows;
+Result<Flows> open_flows(const End& from, const End& to, int count, const Watch& watch) {
+  Flows flows;
   for (int i = 0; i < count; ++i) {
     flows.emplace_back();
-    PACELINE_ASSIGN(flows.back(), Flow::open(from, to, hooks));
+    PACELINE_ASSIGN(flows.back(), Flow::open(from, to, watch));
   }
   return flows;
 }
 
 Result<DirectionCalibration> measure(const End& from, const End& to, const Options& options,
-                                     bool capped, const CalibrationHooks& hooks) {
+                                     bool capped, Watch& watch) {
   DirectionCalibration result;
   double one_line = capped ? options.per_flow_bps : options.rate_bps;
   double frame_factor = (options.mtu + 14.0) / (options.mtu - 52.0);
   {
-    PACELINE_ASSIGN(auto flows, open_flows(from, to, 1, hooks));
-    auto rate = steady_rate(flows, one_line, hooks);
+    PACELINE_ASSIGN(auto flows, open_flows(from, to, 1, watch));
+    auto rate = steady_rate(flows, one_line, watch);
     (capped ? result.one_flow_bps : result.payload_bps) = rate;
-    if (!hooks.cancelled()) result.ahead_bytes = flows[0]->burst(one_line, frame_factor);
+    if (!watch.cancelled()) result.ahead_bytes = flows[0]->burst(one_line, frame_factor);
+    ++watch.steps;
   }
-  if (capped && !hooks.cancelled()) {
+  if (capped && !watch.cancelled()) {
     result.flows = static_cast<int>(std::ceil(options.rate_bps / options.per_flow_bps)) + 1;
-    PACELINE_ASSIGN(auto flows, open_flows(from, to, result.flows, hooks));
-    result.payload_bps = steady_rate(flows, options.rate_bps, hooks);
+    PACELINE_ASSIGN(auto flows, open_flows(from, to, result.flows, watch));
+    result.payload_bps = steady_rate(flows, options.rate_bps, watch);
   }
   return result;
 }
 
 Result<LinkCalibration> measure_link(const Network& network, const Node& node,
-                                     const Options& options, const CalibrationHooks& hooks) {
+                                     const Options& options, Watch& watch) {
   End inside{node.net_path, node.address}, outside{network.switch_path(), kSwitchAddress};
   LinkCalibration link;
-  PACELINE_ASSIGN(link.up, measure(inside, outside, options, options.per_flow_bps > 0, hooks));
-  if (!hooks.cancelled()) {
-    PACELINE_ASSIGN(link.down, measure(outside, inside, options, false, hooks));
+  PACELINE_ASSIGN(link.up, measure(inside, outside, options, options.per_flow_bps > 0, watch));
+  if (!watch.cancelled()) {
+    PACELINE_ASSIGN(link.down, measure(outside, inside, options, false, watch));
   }
   return link;
 }
@@ -271,20 +330,30 @@ Result<std::vector<LinkCalibration>> calibrate(const Network& network, const Opt
   auto together = static_cast<std::size_t>(std::max(
       1.0, std::floor(4e9 * std::max(1U, std::thread::hardware_concurrency()) / options.rate_bps)));
   std::vector<LinkCalibration> links(nodes.size());
+  Watch watch{hooks};
+  const auto steps =
+      static_cast<int>(nodes.size()) * (kSteps + (options.per_flow_bps > 0 ? kWindows : 0));
+  auto tell = [&] {
+    if (hooks.progress) {
+      hooks.progress(watch.links, static_cast<int>(nodes.size()), 100 * watch.steps / steps);
+    }
+  };
   for (std::size_t first = 0; first < nodes.size() && !hooks.cancelled(); first += together) {
     auto last = std::min(nodes.size(), first + together);
-    std::vector<Status> results(last - first);
-    std::vector<std::thread> threads;
+    std::vector<std::future<Result<LinkCalibration>>> measured;
     for (auto i = first; i < last; ++i) {
-      threads.emplace_back([&, i] {
-        auto link = measure_link(network, nodes[i], options, hooks);
-        results[i - first] = link.status();
-        if (link.is_ok()) links[i] = link.value();
-      });
+      measured.push_back(std::async(std::launch::async, [&, i] {
+        auto link = measure_link(network, nodes[i], options, watch);
+        ++watch.links;
+        return link;
+      }));
     }
-    for (auto& t : threads) t.join();
-    for (auto& r : results) PACELINE_RETURN_IF_ERROR(r);
-    if (hooks.progress) hooks.progress(static_cast<int>(last), static_cast<int>(nodes.size()));
+    for (auto i = first; i < last; ++i) {
+      auto& link = measured[i - first];
+      while (link.wait_for(kTick) != std::future_status::ready) tell();
+      PACELINE_ASSIGN(links[i], link.get());
+    }
+    tell();
   }
   return links;
 }

@@ -16,6 +16,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
 #include "cli/lab/byte_server.h"
 #include "cli/lab/calibrate.h"
@@ -200,10 +201,12 @@ Result<Measured> measure_and_tell(const Options& o, Network& network, const Sign
   auto hooks = [&](const char* what) {
     CalibrationHooks made;
     made.cancelled = [&signals] { return signals.pending(); };
-    made.progress = [&o, &signals, what](int done, int of) {
+    made.progress = [&o, &signals, what, before = std::pair(-1, -1)](int done, int of,
+                                                                     int percent) mutable {
       if (o.quiet || isatty(STDERR_FILENO) == 0) return;
-      tell(signals,
-           fmt::format("\rlab: {} {} of {} links{}", what, done, of, done == of ? "\r\033[K" : ""));
+      if (const std::pair now(done, percent); std::exchange(before, now) == now) return;
+      tell(signals, fmt::format("\rlab: {} {} of {} links ({} %){}", what, done, of, percent,
+                                done == of ? "\r\033[K" : ""));
     };
     return made;
   };

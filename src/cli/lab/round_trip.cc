@@ -174,7 +174,9 @@ Result<std::vector<double>> measure_links(const Network& network, const Options&
     }
     links.push_back(best);
     if (hooks.progress) {
-      hooks.progress(static_cast<int>(links.size()), static_cast<int>(network.nodes().size()));
+      const auto done = static_cast<int>(links.size()),
+                 of = static_cast<int>(network.nodes().size());
+      hooks.progress(done, of, 100 * done / of);
     }
   }
   return links;
