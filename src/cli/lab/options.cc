@@ -169,6 +169,11 @@ Status apply(const CLI::App& app, const char* flag, const std::string& text, Par
 
 Status Flags::check() const {
   const auto& o = options_;
+  if (o.loopback && !o.profile.empty()) {
+    return invalid(fmt::format(
+        "--loopback shapes nothing: it can't go with --profile {}. Leave one of them out",
+        o.profile));
+  }
   if (o.rate_bps < 1e6 || o.rate_bps > 400e9) {
     return invalid(
         fmt::format("--rate {} is outside of 1mbit to 400gbit", format_rate(o.rate_bps)));

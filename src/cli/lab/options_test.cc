@@ -68,6 +68,11 @@ TEST(Options, ErrorsNameTheFlag) {
   for (const std::string scale : {"nan", "-nan", "inf", "0", "-1", "1e400", "11", "", "1x"})
     EXPECT_THROW((void)parse({"--profile", "aws-10g", "--scale", scale}), CLI::ValidationError)
         << scale;
+  for (const std::string profile : {"aws-25g", "azure-16g"}) {  // with a cap of its flows, without
+    EXPECT_EQ(message({"--loopback", "--profile", profile}),
+              "--loopback shapes nothing: it can't go with --profile " + profile +
+                  ". Leave one of them out");
+  }
   EXPECT_NE(message({"--profile", "aws-10g", "--rate", "1gbit"}).find("--profile aws-10g caps"),
             std::string::npos);
 }
