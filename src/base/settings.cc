@@ -194,49 +194,66 @@ bool in_our_families(std::string_view variable) {
                      [&](std::string_view prefix) { return variable.starts_with(prefix); });
 }
 
+struct KnownVariable {
+  Support support = Support::kBuilt;
+  const SettingRow* row = nullptr;  ///< nullptr: a foreign one
+};
+
 /// All names that may be set, with the row or foreign entry that they belong to.
-std::map<std::string, Support, std::less<>> known_variables() {
-  std::map<std::string, Support, std::less<>> known;
+std::map<std::string, KnownVariable, std::less<>> known_variables() {
+  std::map<std::string, KnownVariable, std::less<>> known;
   for (const auto& row : setting_rows()) {
-    known[canonical_variable(row.name)] = row.support;
-    for (const auto& alias : row.aliases) known[std::string(alias.variable)] = row.support;
+    known[canonical_variable(row.name)] = {row.support, &row};
+    for (const auto& alias : row.aliases) known[std::string(alias.variable)] = {row.support, &row};
   }
   for (const auto& foreign : foreign_variables())
-    known[std::string(foreign.variable)] = foreign.support;
+    known[std::string(foreign.variable)] = {foreign.support, nullptr};
   return known;
 }
 
-Status check_names(const std::vector<std::string>& names, std::vector<std::string>& warnings) {
-  auto known = known_variables();
-  for (const auto& name : names) {
-    // Names of our own test suites never reach a user's job.
-    if (!in_our_families(name) || name.starts_with("PACELINE_TEST_")) continue;
-    auto found = known.find(name);
-    if (found != known.end()) {
-      if (found->second == Support::kKnown)
-        warnings.push_back(
-            fmt::format("{} is known but has no effect yet; the job goes on without it", name));
-      continue;
+/// Of our own test suites; no setting, and nothing that a job reads.
+constexpr std::string_view kTestVariables[] = {"PACELINE_TEST_NEEDS_DESCRIPTORS"};
+
+bool is_of_tests(std::string_view variable) {
+  return std::find(std::begin(kTestVariables), std::end(kTestVariables), variable) !=
+         std::end(kTestVariables);
+}
+
+std::string_view default_under(const SettingRow& row, Face face) {
+  if (row.face_default.empty()) return row.default_value;
+  auto equals = row.face_default.find('=');
+  return row.face_default.substr(0, equals) == face_name(face) ? row.face_default.substr(equals + 1)
+                                                               : row.default_value;
+}
+
+/// True where a variable's value wants something else than what is without it.
+bool asks_for_something(const KnownVariable& variable, const std::string& value, Face face) {
+  if (value.empty()) return false;
+  if (variable.row == nullptr) return parse_flag(value) != false;
+  const auto standard = default_under(*variable.row, face);
+  const auto number = parse_number(value);
+  if (number && number == parse_number(standard)) return false;
+  return spelled(*variable.row, value) != standard;
+}
+
+Status unknown(const std::string& name,
+               const std::map<std::string, KnownVariable, std::less<>>& known) {
+  std::string_view nearest;
+  std::size_t best = std::max<std::size_t>(3, name.size() / 4);
+  for (const auto& [candidate, variable] : known) {
+    auto distance = edit_distance(name, candidate);
+    if (distance < best) {
+      best = distance;
+      nearest = candidate;
     }
-    std::string_view nearest;
-    std::size_t best = std::max<std::size_t>(3, name.size() / 4);
-    for (const auto& [candidate, support] : known) {
-      auto distance = edit_distance(name, candidate);
-      if (distance < best) {
-        best = distance;
-        nearest = candidate;
-      }
-    }
-    return {
-        Code::kInvalidArgument,
-        nearest.empty()
-            ? fmt::format("{} is not a setting; unset it (paceline doctor --settings lists them)",
-                          name)
-            : fmt::format(
-                  "{} is not a setting; did you mean {}? (paceline doctor --settings lists them)",
-                  name, nearest)};
   }
-  return Status::ok();
+  return {Code::kInvalidArgument,
+          nearest.empty()
+              ? fmt::format("{} is not a setting; unset it (paceline doctor --settings lists them)",
+                            name)
+              : fmt::format(
+                    "{} is not a setting; did you mean {}? (paceline doctor --settings lists them)",
+                    name, nearest)};
 }
 
 std::size_t row_index(std::string_view name) {
@@ -245,13 +262,6 @@ std::size_t row_index(std::string_view name) {
     if (rows[i].name == name) return i;
   fmt::print(stderr, "paceline: no setting '{}' in the table\n", name);
   std::abort();
-}
-
-std::string_view default_under(const SettingRow& row, Face face) {
-  if (row.face_default.empty()) return row.default_value;
-  auto equals = row.face_default.find('=');
-  return row.face_default.substr(0, equals) == face_name(face) ? row.face_default.substr(equals + 1)
-                                                               : row.default_value;
 }
 
 /// Everything that was set for one row, best first; an error where two equals contradict each
@@ -315,35 +325,60 @@ Result<Face> parse_face(std::string_view name) {
                   name)};
 }
 
+namespace {
+
+std::optional<std::string> variable_of_process(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value ? std::optional<std::string>(value) : std::nullopt;
+}
+
+std::vector<std::string> names_of_process() {
+  std::vector<std::string> names;
+  for (char** entry = environ; entry && *entry; ++entry) {
+    std::string_view text(*entry);
+    names.emplace_back(text.substr(0, text.find('=')));
+  }
+  return names;
+}
+
+}  // namespace
+
 Result<Settings> Settings::load(Face face) {
-  return load(
-      face,
-      [](const std::string& name) -> std::optional<std::string> {
-        const char* value = std::getenv(name.c_str());
-        return value ? std::optional<std::string>(value) : std::nullopt;
-      },
-      [] {
-        std::vector<std::string> names;
-        for (char** entry = environ; entry && *entry; ++entry) {
-          std::string_view text(*entry);
-          names.emplace_back(text.substr(0, text.find('=')));
-        }
-        return names;
-      });
+  return load(face, variable_of_process, names_of_process);
 }
 
 Result<Settings> Settings::load(Face face, const Environment& get, const EnvironmentNames& names) {
+  auto settings = read(face, get, names);
+  if (!settings.problems_.empty()) return settings.problems_.front().status;
+  return settings;
+}
+
+Settings Settings::load_all(Face face) { return read(face, variable_of_process, names_of_process); }
+
+Settings Settings::read(Face face, const Environment& get, const EnvironmentNames& names) {
   Settings settings;
-  PACELINE_RETURN_IF_ERROR(check_names(names(), settings.warnings_));
+  const auto known = known_variables();
+  for (const auto& name : names()) {
+    if (!in_our_families(name) || is_of_tests(name)) continue;
+    const auto found = known.find(name);
+    if (found == known.end())
+      settings.problems_.push_back({"", unknown(name, known)});
+    else if (found->second.support == Support::kKnown &&
+             asks_for_something(found->second, get(name).value_or(""), face))
+      settings.warnings_.push_back(
+          fmt::format("{} is known but has no effect yet; the job goes on without it", name));
+  }
   for (const auto& row : setting_rows()) {
-    PACELINE_ASSIGN(auto found, candidates(row, face, get));
-    if (found.empty()) {
+    const auto found = candidates(row, face, get);
+    if (!found.is_ok()) settings.problems_.push_back({std::string(row.name), found.status()});
+    if (!found.is_ok() || found->empty()) {
       settings.values_.push_back({std::string(default_under(row, face)), ""});
     } else {
-      settings.values_.push_back({found.front().value, found.front().variable});
+      settings.values_.push_back({found->front().value, found->front().variable});
     }
   }
-  PACELINE_RETURN_IF_ERROR(settings.check_together());
+  if (auto status = settings.check_together(); !status.is_ok())
+    settings.problems_.push_back({"", status});
   return settings;
 }
 
@@ -370,6 +405,12 @@ Status Settings::check_together() const {
     return {Code::kInvalidArgument,
             fmt::format("{} asks for the sparse plan, which needs PACELINE_CODEC=topk (it is '{}')",
                         source("algorithm"), codec)};
+  if (number("topk_momentum") > 0 && codec != "topk")
+    return {
+        Code::kInvalidArgument,
+        fmt::format("{}={} asks for top-k's momentum, and the codec is '{}', which has none: set "
+                    "PACELINE_CODEC=topk, or unset it and leave the momentum to the optimizer",
+                    source("topk_momentum"), text("topk_momentum"), codec)};
   if (is_set("secret") && is_set("secret_file"))
     return {Code::kInvalidArgument,
             "PACELINE_SECRET and PACELINE_SECRET_FILE are both set; unset one of them"};

@@ -35,6 +35,9 @@ class Settings {
   static Result<Settings> load(Face face);
   static Result<Settings> load(Face face, const Environment& get, const EnvironmentNames& names);
 
+  /// As load(), for showing all of them: what is wrong is in problems(), and the default stands in its place.
+  static Settings load_all(Face face);
+
   // By canonical name without the prefix, in lower case: "log_level", "topk_ratio". Asking for a
   // name that is not in the table, or by the wrong type, is a defect and aborts.
   [[nodiscard]] bool flag(std::string_view name) const;
@@ -50,13 +53,23 @@ class Settings {
 
   /// "known but not built yet" and the like: one sentence each, for rank 0 to print once.
   [[nodiscard]] const std::vector<std::string>& warnings() const { return warnings_; }
+  struct Problem {
+    std::string
+        name;  ///< the setting whose value is wrong; empty: an unknown variable, a contradiction
+    Status status;
+  };
+  /// Of load_all().
+  [[nodiscard]] const std::vector<Problem>& problems() const { return problems_; }
   /// [{"name", "variable", "aliases": […], "type", "range", "default", "value", "source", "built",
-  /// "text"}, …]; the secret's value is never shown.
+  /// "problem", "text"}, …]; the secret's value is never shown.
   [[nodiscard]] std::string to_json() const;
+  /// The same for people, with the foreign variables and NCCL's.
+  [[nodiscard]] std::string to_text() const;
   /// The manual page docs/settings.md: independent of any environment.
   static std::string to_markdown();
 
  private:
+  static Settings read(Face face, const Environment& get, const EnvironmentNames& names);
   [[nodiscard]] Status check_together() const;
 
   struct Value {
@@ -65,6 +78,7 @@ class Settings {
   };
   std::vector<Value> values_;  ///< parallel to the table
   std::vector<std::string> warnings_;
+  std::vector<Problem> problems_;
 };
 
 }  // namespace paceline

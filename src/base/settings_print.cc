@@ -38,7 +38,42 @@ std::string range_cell(const SettingRow& row) {
   return row.type == SettingType::kFlag ? "0, 1" : out;
 }
 
+std::string problem_of(const std::vector<Settings::Problem>& problems, std::string_view name) {
+  for (const auto& problem : problems)
+    if (problem.name == name) return problem.status.message();
+  return "";
+}
+
 }  // namespace
+
+std::string Settings::to_text() const {
+  std::string out;
+  auto rows = setting_rows();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto& row = rows[i];
+    const auto& value = values_[i];
+    const bool hide = row.name == "secret" && !value.source.empty();
+    out += fmt::format(
+        "{:34} {:16} {:28} {}{}", variable_of(row), hide ? "(hidden)" : value.text,
+        value.source.empty() ? "(default)" : "from " + value.source, row.text,
+        row.support == Support::kKnown ? " Accepted with a warning; no effect yet." : "");
+    std::string aliases;
+    for (const auto& alias : row.aliases)
+      aliases += fmt::format("{}{}", aliases.empty() ? "" : ", ", alias.variable);
+    out += aliases.empty() ? "\n" : fmt::format(" Also read from {}.\n", aliases);
+    if (const auto problem = problem_of(problems_, row.name); !problem.empty())
+      out += fmt::format("{:34} PROBLEM: {}\n", "", problem);
+  }
+  out += "\nAccepted without effect:\n";
+  for (const auto& foreign : foreign_variables())
+    out += foreign.support == Support::kKnown
+               ? fmt::format("{:42} {}, not built yet\n", foreign.variable, foreign.text)
+               : fmt::format("{}\n", foreign.variable);
+  out += "\nNCCL's, read by NCCL itself:\n";
+  for (const auto& nccl : nccl_variables())
+    out += fmt::format("{:42} {}\n", nccl.variable, nccl.text);
+  return out;
+}
 
 std::string Settings::to_json() const {
   auto out = nlohmann::json::array();
@@ -57,6 +92,7 @@ std::string Settings::to_json() const {
                    {"value", hide ? "(hidden)" : values_[i].text},
                    {"source", values_[i].source},
                    {"built", row.support != Support::kKnown},
+                   {"problem", problem_of(problems_, row.name)},
                    {"text", std::string(row.text)}});
   }
   // Variables may hold anything, also no UTF-8.
@@ -97,6 +133,12 @@ std::string Settings::to_markdown() {
     out += fmt::format(
         "- `{}`{}\n", foreign.variable,
         foreign.support == Support::kKnown ? fmt::format(": {}, not built yet", foreign.text) : "");
+  out +=
+      "\nNCCL's variables keep their meaning: NCCL reads them itself, where it carries something "
+      "(inside a node of GPUs,\n"
+      "and in torch's own groups).\n\n";
+  for (const auto& nccl : nccl_variables())
+    out += fmt::format("- `{}`: {}\n", nccl.variable, nccl.text);
   return out;
 }
 

@@ -79,8 +79,12 @@ constexpr Alias kDdpLauncher[] = {{"PERSEUS_USE_DDP_LAUNCHER", F::kPerseus}};
 constexpr SettingRow kRows[] = {
     // The switch and what is printed.
     {"disable", kFlag, "0", "",
-     "Turns everything off: the script runs as if Paceline were not there."},
-    {"quiet", kFlag, "0", "", "No start-up line and no warnings; errors still appear."},
+     "Turns the Python package off: a torch script runs as if it had not imported it. Who asks for "
+     "Paceline by name (the backend paceline, TensorFlow) gets an error that says so; "
+     "paceline.Communicator and the C ABI work all the same."},
+    {"quiet", kFlag, "0", "",
+     "No start-up line and no warnings about settings; what PACELINE_LOG_LEVEL lets through, "
+     "Python's own warnings and errors still appear."},
     {"log_level", kChoice, "warning", "trace|debug|info|warning|error|off",
      "What is logged to standard error.", kLogLevel},
     // What travels.
@@ -235,8 +239,8 @@ constexpr SettingRow kRows[] = {
      "reaches the master.",
      kInterface},
     {"port", kInteger, "6666", "1..65535",
-     "Port of the rendezvous on rank 0 where no launcher provides one; must differ from torch's "
-     "MASTER_PORT.",
+     "Port of the rendezvous on rank 0 where neither a launcher nor torch's store provides one; "
+     "where that store is used beside it, must differ from its MASTER_PORT.",
      kPort},
     {"checksum", kChoice, "auto", "auto|on|off",
      "CRC32C over the payloads of TCP connections: what arrives changed is sent again. auto: off, "
@@ -424,9 +428,23 @@ constexpr ForeignVariable kForeign[] = {
     {"HOROVOD_LOCAL_VERSION", kNoMeaning, ""},
 };
 
+constexpr NcclVariable kNccl[] = {
+    {"NCCL_ALGO", "the algorithms that NCCL may take; those of Paceline: PACELINE_ALGORITHM"},
+    {"NCCL_DEBUG", "what NCCL logs; Paceline: PACELINE_LOG_LEVEL"},
+    {"NCCL_SOCKET_IFNAME",
+     "the interfaces of NCCL's sockets, and of Paceline's where PACELINE_INTERFACE and the "
+     "families' "
+     "names for it are unset"},
+    {"NCCL_IB_DISABLE", "1: NCCL does without InfiniBand and RoCE"},
+    {"NCCL_IB_GID_INDEX", "the entry of a RoCE port's table of addresses that NCCL takes"},
+    {"NCCL_NET_GDR_LEVEL",
+     "how far apart a NIC and a GPU may be for NCCL to have the NIC reach the GPU's memory itself"},
+};
+
 }  // namespace
 
 std::span<const SettingRow> setting_rows() { return kRows; }
 std::span<const ForeignVariable> foreign_variables() { return kForeign; }
+std::span<const NcclVariable> nccl_variables() { return kNccl; }
 
 }  // namespace paceline

@@ -53,4 +53,11 @@ struct ForeignVariable {
 };
 std::span<const ForeignVariable> foreign_variables();
 
+/// NCCL's own, which NCCL reads: listed for what they mean beside Paceline.
+struct NcclVariable {
+  std::string_view variable;
+  std::string_view text;
+};
+std::span<const NcclVariable> nccl_variables();
+
 }  // namespace paceline

@@ -147,6 +147,44 @@ TEST(Settings, KnownButNotBuiltWarnsOnceEach) {
   EXPECT_TRUE(contains(s.warnings()[0], "HOROVOD_CYCLE_TIME"));
 }
 
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+TEST(Settings, WhatAsksForNothingNewWarnsOfNothing) {
+  for (auto [name, value] : Pairs{{"PERSEUS_OFFLINE_NEG", "0"},
+                                  {"PERSEUS_OFFLINE_NEG", "False"},
+                                  {"PACELINE_NAN_CHECK", ""},
+                                  {"PACELINE_CYCLE_TIME", "1.0"},
+                                  {"PERSEUS_ACCUMULATE_N_STEPS", "1"},
+                                  {"HOROVOD_TIMELINE", ""},
+                                  {"HOROVOD_ELASTIC", "0"},
+                                  {"HOROVOD_ELASTIC", ""}})
+    EXPECT_TRUE(load({{name, value}}).value().warnings().empty()) << name << "=" << value;
+  for (auto [name, value] : Pairs{{"PERSEUS_OFFLINE_NEG", "yes"},
+                                  {"PACELINE_CYCLE_TIME", "1.5"},
+                                  {"HOROVOD_TIMELINE", "file"},
+                                  {"HOROVOD_ELASTIC", "1"}})
+    EXPECT_EQ(load({{name, value}}).value().warnings().size(), 1U) << name << "=" << value;
+}
+
+TEST(Settings, MomentumOfTopkWantsTopk) {
+  for (const char* codec : {"none", "fp16", "bf16", "int8"}) {
+    const auto e = error_of({{"PACELINE_TOPK_MOMENTUM", "0.9"}, {"PACELINE_CODEC", codec}});
+    EXPECT_TRUE(contains(e, "PACELINE_TOPK_MOMENTUM=0.9")) << e;
+    EXPECT_TRUE(contains(e, std::string("'") + codec + "'")) << e;
+    EXPECT_TRUE(contains(e, "set PACELINE_CODEC=topk")) << e;
+  }
+  EXPECT_TRUE(contains(error_of({{"PACELINE_TOPK_MOMENTUM", "0.9"}}), "PACELINE_CODEC=topk"));
+  EXPECT_EQ(error_of({{"PACELINE_TOPK_MOMENTUM", "0.9"}, {"LIGHT_TOPK_ALLREDUCE", "1"}}), "");
+  EXPECT_EQ(error_of({{"PACELINE_TOPK_MOMENTUM", "0"}, {"PACELINE_CODEC", "fp16"}}), "");
+}
+
+// A misspelt setting that begins so would be taken for one of ours.
+TEST(Settings, OnlyTheTestsOwnVariablesAreTheirs) {
+  EXPECT_EQ(error_of({{"PACELINE_TEST_NEEDS_DESCRIPTORS", "1"}}), "");
+  EXPECT_TRUE(contains(error_of({{"PACELINE_TEST_CODEC", "fp16"}}),
+                       "PACELINE_TEST_CODEC is not a setting"));
+}
+
 TEST(Settings, EveryVariableOfThePeersDocumentsIsKnown) {
   for (const char* name : {"LIGHT_2D_ALLREDUCE",
                            "LIGHT_INTRA_SIZE",

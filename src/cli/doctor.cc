@@ -48,22 +48,12 @@ int print_settings(const Options& options, Face face) {
     std::cout << Settings::to_markdown();
     return 0;
   }
-  auto settings = Settings::load(face);
-  if (!settings.is_ok()) {
-    std::cerr << "paceline doctor: " << settings.status().message() << "\n";
-    return 1;
-  }
-  if (options.json) {
-    std::cout << settings->to_json() << "\n";
-    return 0;
-  }
-  for (const auto& row : nlohmann::json::parse(settings->to_json())) {
-    auto source = row["source"].get<std::string>();
-    fmt::print("{:34} {:16} {:28} {}\n", row["variable"].get<std::string>(),
-               row["value"].get<std::string>(), source.empty() ? "(default)" : "from " + source,
-               row["text"].get<std::string>());
-  }
-  return 0;
+  const auto settings = Settings::load_all(face);
+  std::cout << (options.json ? settings.to_json() + "\n" : settings.to_text());
+  if (!settings.problems().empty()) std::cout.flush();  // below the page
+  for (const auto& problem : settings.problems())
+    std::cerr << "paceline doctor: " << problem.status.message() << "\n";
+  return settings.problems().empty() ? 0 : 1;
 }
 
 /// Lines after the first begin below it.
@@ -193,27 +183,26 @@ int doctor(const Options& options) {
 }  // namespace
 
 void check_settings(Findings& findings, Face face) {
-  auto settings = Settings::load(face);
-  if (!settings.is_ok()) {
-    findings.push_back({"settings", Verdict::kFailure, settings.status().message(),
-                        "see paceline doctor --settings"});
-    return;
-  }
+  const auto settings = Settings::load_all(face);
+  for (const auto& problem : settings.problems())
+    findings.push_back({"settings", Verdict::kFailure, problem.status.message(),
+                        "paceline doctor --settings lists all that there are"});
+  if (!settings.problems().empty()) return;
   findings.push_back(
       {"settings", Verdict::kGood,
        fmt::format("no contradiction{}", face == Face::kPaceline
                                              ? ""
                                              : fmt::format(" under the face {}", face_name(face))),
        ""});
-  if (settings->flag("disable"))
+  if (settings.flag("disable"))
     findings.push_back({"settings", Verdict::kNote,
                         "PACELINE_DISABLE is set: a torch script runs as if Paceline were not "
                         "there, and what asks for it by name may be an error",
                         "unset PACELINE_DISABLE to use Paceline"});
-  for (const auto& warning : settings->warnings())
+  for (const auto& warning : settings.warnings())
     findings.push_back({"settings", Verdict::kNote, warning, "unset it to silence this"});
-  check_codec(*settings, findings);
-  check_secret(*settings, findings);
+  check_codec(settings, findings);
+  check_secret(settings, findings);
 }
 
 void add_doctor(CLI::App& app, Invocation& invocation) {

@@ -303,6 +303,51 @@ def test_settings_show_value_and_source():
     assert rows["PACELINE_CODEC"]["source"] == ""
 
 
+def test_wrong_settings_are_listed_beside_all_the_others():
+    wrong = {"PACELINE_ZZZ": "1", "PACELINE_TOPK_RATO": "0.1", "PACELINE_CODEC": "fp8", "LIGHT_TOPK_RATIO": "0.05"}
+    done = doctor("--settings", **wrong)
+    assert done.returncode == 1
+    page = done.stdout.splitlines()
+    at = next(i for i, line in enumerate(page) if line.startswith("PACELINE_CODEC "))
+    assert "PROBLEM: PACELINE_CODEC='fp8' is not one of" in page[at + 1]
+    (ratio,) = (line.split() for line in page if line.startswith("PACELINE_TOPK_RATIO "))
+    assert ratio[1:4] == ["0.05", "from", "LIGHT_TOPK_RATIO"]
+    assert page[-1].startswith("NCCL_")
+    problems = done.stderr.splitlines()
+    assert len(problems) == 3
+    for name in ("PACELINE_ZZZ is not a setting", "did you mean PACELINE_TOPK_RATIO?", "PACELINE_CODEC='fp8'"):
+        assert name in done.stderr
+    asked = doctor("--settings", "--json", **wrong)
+    rows = {row["variable"]: row for row in json.loads(asked.stdout)}
+    assert asked.returncode == 1 and asked.stderr == done.stderr
+    assert "fp8" in rows["PACELINE_CODEC"]["problem"] and not rows["PACELINE_TOPK_RATIO"]["problem"]
+    found = [f for f in json.loads(doctor("--json", **wrong).stdout) if f["subject"] == "settings"]
+    assert [f["verdict"] for f in found] == ["FAILURE"] * 3
+    assert doctor("--settings").returncode == 0 and not doctor("--settings").stderr
+
+
+def test_settings_without_effect_say_so_and_by_which_names_they_come():
+    page = doctor("--settings").stdout.splitlines()
+    (check,) = (line for line in page if line.startswith("PACELINE_NAN_CHECK "))
+    assert "no effect yet" in check and "PERSEUS_ALLREDUCE_NANCHECK, PERSEUS_ALLREDUCE_NANHECK" in check
+    (codec,) = (line for line in page if line.startswith("PACELINE_CODEC "))
+    assert "no effect" not in codec and "LIGHT_TOPK_ALLREDUCE" in codec
+    (elastic,) = (line for line in page if line.startswith("HOROVOD_ELASTIC "))
+    assert "elastic jobs, not built yet" in elastic
+
+
+def test_the_secret_is_not_shown():
+    for words in (["--settings"], ["--settings", "--json"]):
+        done = doctor(*words, PACELINE_SECRET=KEY)
+        assert done.returncode == 0 and "(hidden)" in done.stdout and KEY not in done.stdout + done.stderr
+
+
+def test_nccl_s_variables_keep_their_meaning():
+    page = doctor("--settings", "--markdown").stdout
+    for name in ("ALGO", "DEBUG", "SOCKET_IFNAME", "IB_DISABLE", "IB_GID_INDEX", "NET_GDR_LEVEL"):
+        assert f"- `NCCL_{name}`: " in page.split("NCCL's variables keep their meaning")[1]
+
+
 def test_faces_have_their_own_defaults():
     rows = {r["variable"]: r for r in json.loads(doctor("--settings", "--json", "--face", "perseus").stdout)}
     assert rows["PACELINE_CODEC"]["value"] == "fp16"
