@@ -229,6 +229,24 @@ TEST(Capi, ThreadsSubmitAndWaitAtOnceOnGroupsOfTheirOwn) {
   EXPECT_EQ(ranks.wait(1), 0);
 }
 
+// It turns off what works without being called: who makes a communicator wants one.
+TEST(Capi, ACommunicatorIsMadeWhereThePythonPackageIsOff) {
+  setenv("PACELINE_DISABLE", "1", 1);
+  Processes ranks(2, [](int rank, FileStore& store) {
+    auto* comm = create(rank, 2, store);
+    MUST(comm != nullptr);
+    int32_t x = 1 + rank;
+    auto a = op_args(0, 6, &x, &x, 1);
+    MUST(paceline_run(comm, &a, nullptr) == PACELINE_OK);
+    MUST(x == 3);
+    MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+    return 0;
+  });
+  unsetenv("PACELINE_DISABLE");
+  EXPECT_EQ(ranks.wait(0), 0);
+  EXPECT_EQ(ranks.wait(1), 0);
+}
+
 TEST(Capi, MadeAgainInOneProcess) {
   Processes ranks(2, [](int rank, FileStore& store) {
     for (int round = 0; round < 3; ++round) {
