@@ -1,0 +1,78 @@
+// For tests: a libpmix.so.2 for one process, rank 3 of a job. What is put can be read once it is committed and fenced.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+
+namespace {
+
+// As PMIx's header lays them out: pmix_proc_t, pmix_value_t.
+struct Proc {
+  char nspace[256];
+  uint32_t rank;
+};
+struct Value {
+  uint16_t type;
+  union {
+    char* string;
+    void* others[3];
+  } data;
+};
+
+constexpr int kBadParameter = -27;
+constexpr int kNotFound = -46;
+constexpr uint16_t kString = 3;
+constexpr uint8_t kGlobal = 3;
+constexpr const char* kJob = "job.1";
+constexpr uint32_t kRank = 3;
+
+using Entries = std::map<std::string, std::string>;
+Entries put, committed, visible;  // NOLINT(cert-err58-cpp): a test's
+int users = 0;
+
+}  // namespace
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED int PMIx_Init(Proc* self, void* /*info*/, std::size_t /*infos*/) {
+  if (std::getenv("PMIX_NAMESPACE") != std::string(kJob)) return kNotFound;
+  std::strcpy(self->nspace, kJob);
+  self->rank = kRank;
+  ++users;
+  return 0;
+}
+EXPORTED int PMIx_Finalize(const void* /*info*/, std::size_t /*infos*/) {
+  --users;
+  return 0;
+}
+EXPORTED int PMIx_Put(uint8_t scope, const char* key, Value* value) {
+  if (scope != kGlobal || value->type != kString) return kBadParameter;
+  put[key] = value->data.string;
+  return 0;
+}
+EXPORTED int PMIx_Commit() {
+  for (const auto& [key, value] : put) committed[key] = value;
+  return 0;
+}
+EXPORTED int PMIx_Fence(const Proc* procs, std::size_t count, const void* /*info*/, std::size_t) {
+  if (procs != nullptr || count != 0) return kBadParameter;  // all of the job
+  visible = committed;
+  return 0;
+}
+EXPORTED int PMIx_Get(const Proc* from, const char* key, const void* /*info*/, std::size_t,
+                      Value** value) {
+  const auto found = visible.find(key);
+  if (from->nspace != std::string(kJob) || from->rank != kRank || found == visible.end())
+    return kNotFound;
+  *value = static_cast<Value*>(std::calloc(1, sizeof(Value)));
+  (*value)->type = kString;
+  (*value)->data.string = ::strdup(found->second.c_str());
+  return 0;
+}
+EXPORTED const char* PMIx_Error_string(int code) {
+  return code == kNotFound ? "NOT-FOUND" : "BAD-PARAM";
+}
+/// How often it has been initialised and not ended.
+EXPORTED int stand_in_users() { return users; }
