@@ -32,7 +32,8 @@ struct Tally {
   /// Before all had joined; and failed joins of others that name the victim.
   uint64_t join_kills = 0, join_cuts = 0, joins_named = 0;
   /// Right ones of these kinds.
-  uint64_t in_place = 0, coded = 0, grouped = 0, transfers = 0, rounded = 0, kept_back = 0;
+  uint64_t in_place = 0, coded = 0, grouped = 0, transfers = 0, rounded = 0, kept_back = 0,
+           bf16 = 0;
   uint64_t barriers = 0, uneven = 0, typed = 0, averages = 0, named = 0;
 };
 Tally tally;  // NOLINT: of this process
@@ -348,6 +349,7 @@ class Job {
         if (t.kind == Task::Kind::kSend) continue;
         if (t.in_place[index(r)] != 0) ++tally.in_place;
         if (t.codec.codec != plan::Codec::kNone) ++tally.coded;
+        if (t.codec.codec == plan::Codec::kBf16) ++tally.bf16;
         if (t.in_group) ++tally.grouped;
         if (t.kind == Task::Kind::kReceive) ++tally.transfers;
         if (t.is_rounded) ++tally.rounded;
@@ -393,7 +395,9 @@ class Job {
       if (outcome != nullptr && outcome->status && t.output[index(other)] != mine) return false;
     }
     if (t.keeps_back) return true;
-    const float close = t.codec.codec == plan::Codec::kNone ? 1e-4F : 0.1F;
+    const float close = t.codec.codec == plan::Codec::kNone   ? 1e-4F
+                        : t.codec.codec == plan::Codec::kBf16 ? 0.8F  // three bits less
+                                                              : 0.1F;
     const auto numbers = floats_of(mine);
     const auto& wanted = t.wanted[index(r)];
     return std::equal(numbers.begin(), numbers.end(), wanted.begin(),
@@ -488,7 +492,8 @@ class Report : public testing::Environment {
         "duplicated %llu, "
         "reordered %llu, corrupted %llu (refused %llu), delayed %llu, cut off %llu, of the dead "
         "%llu; ranks killed "
-        "%llu, cuts %llu, mismatches %llu, absences %llu; right in place %llu, by codecs %llu, in "
+        "%llu, cuts %llu, mismatches %llu, absences %llu; right in place %llu, by codecs %llu "
+        "(bf16 %llu), in "
         "groups %llu, transfers %llu, rounded %llu, of a part %llu, barriers %llu, uneven %llu, of "
         "other types %llu, averages %llu; losses that name the victim %llu; during the join: kills "
         "%llu, cuts %llu, "
@@ -496,10 +501,10 @@ class Report : public testing::Environment {
         ull(tally.jobs), ull(tally.right), ull(tally.failed), ull(c.sent), ull(c.lost),
         ull(c.duplicated), ull(c.reordered), ull(c.corrupted), ull(c.refused), ull(c.delayed),
         ull(c.partitioned), ull(c.killed), ull(c.kills), ull(tally.cuts), ull(tally.mismatches),
-        ull(tally.absences), ull(tally.in_place), ull(tally.coded), ull(tally.grouped),
-        ull(tally.transfers), ull(tally.rounded), ull(tally.kept_back), ull(tally.barriers),
-        ull(tally.uneven), ull(tally.typed), ull(tally.averages), ull(tally.named),
-        ull(tally.join_kills), ull(tally.join_cuts), ull(tally.joins_named));
+        ull(tally.absences), ull(tally.in_place), ull(tally.coded), ull(tally.bf16),
+        ull(tally.grouped), ull(tally.transfers), ull(tally.rounded), ull(tally.kept_back),
+        ull(tally.barriers), ull(tally.uneven), ull(tally.typed), ull(tally.averages),
+        ull(tally.named), ull(tally.join_kills), ull(tally.join_cuts), ull(tally.joins_named));
     if (tally.jobs < 500) return;
     for (auto n :
          {tally.right, tally.failed, c.lost, c.duplicated, c.reordered, c.corrupted, c.refused,
@@ -507,7 +512,7 @@ class Report : public testing::Environment {
           tally.join_kills, tally.join_cuts, tally.joins_named})
       EXPECT_GT(n, 0U) << "a kind of fault was never injected";
     for (auto n :
-         {tally.in_place, tally.coded, tally.grouped, tally.transfers, tally.rounded,
+         {tally.in_place, tally.coded, tally.bf16, tally.grouped, tally.transfers, tally.rounded,
           tally.kept_back, tally.barriers, tally.uneven, tally.typed, tally.averages, tally.named})
       EXPECT_GT(n, 0U) << "a kind of operation was never right";
   }

@@ -85,10 +85,11 @@ void draw_collective(Task& t, Random& random, bool is_last) {
   const bool averages = random() % 4 == 0;
   switch (random() % 4) {
     case 0:
-      t.codec.codec = plan::Codec::kFp16;
+      t.codec.codec = random() % 2 == 0 ? plan::Codec::kFp16 : plan::Codec::kBf16;
       t.codec.inside_node = random() % 2 == 0;
       t.op = averages ? ReduceOp::kAverage : ReduceOp::kSum;
-      t.is_rounded = averages || random() % 2 == 0;
+      // Sums of several ranks' integers have more bits than bf16.
+      t.is_rounded = averages || random() % 2 == 0 || t.codec.codec == plan::Codec::kBf16;
       if (t.algorithm == plan::Algorithm::kRing) t.algorithm = plan::Algorithm::kAuto;
       break;
     case 1:
