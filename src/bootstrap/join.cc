@@ -161,8 +161,7 @@ Status Joining::who_is_missing(const Status& otherwise) {
     [[maybe_unused]] auto polled = rendezvous_.space->poll(clock_.now());
   }
   const bool others = unseen.size() > 1 && unseen.erase(0) > 0;
-  auto missing = never_came(static_cast<double>(timeout_) / kSecond, unseen, identity_.size,
-                            *rendezvous_.space);
+  auto missing = never_came(timeout_, unseen, identity_.size, *rendezvous_.space);
   if (!others) return missing;
   return {missing.code(),
           missing.message() +

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace paceline::bootstrap {
 namespace {
@@ -35,6 +36,12 @@ std::string list(const std::set<Rank>& ranks) {
   return text;
 }
 
+/// A patience as it was asked for, and not to the microsecond.
+double shown_seconds(Time waited) {
+  const auto seconds = static_cast<double>(waited) / kSecond;
+  return seconds < 1 ? seconds : std::round(10 * seconds) / 10;
+}
+
 Rank subtree_size(Rank root, Rank size) {
   Rank count = 0;
   for (int64_t first = root, last = root; first < size;
@@ -46,11 +53,12 @@ Rank subtree_size(Rank root, Rank size) {
 
 }  // namespace
 
-Status never_came(double seconds, const std::set<Rank>& ranks, Rank size, const KeyValue& space) {
+Status never_came(Time waited, const std::set<Rank>& ranks, Rank size, const KeyValue& space) {
   return {Code::kTimeout,
-          fmt::format("after {:.3g} s rank{} {} of {} never came (asked {}). Are all ranks started "
+          fmt::format("after {:g} s rank{} {} of {} never came (asked {}). Are all ranks started "
                       "with the same size and rendezvous? PACELINE_START_TIMEOUT sets the patience",
-                      seconds, ranks.size() == 1 ? "" : "s", list(ranks), size, space.describe())};
+                      shown_seconds(waited), ranks.size() == 1 ? "" : "s", list(ranks), size,
+                      space.describe())};
 }
 
 TreeNeighbours tree_neighbours(Rank rank, Rank size) {
@@ -364,7 +372,7 @@ void JoinMachine::look_for_failure(Time now) {
 void JoinMachine::begin_diagnosis(Time now) {
   if (state_ == State::kDiagnose) return;
   waited_in_ = state_;
-  waited_ = std::min(spec_.timeout, now - (spec_.deadline - spec_.timeout));
+  waited_ = std::clamp<Time>(now - (spec_.deadline - spec_.timeout), 0, spec_.timeout);
   diagnosis_ends_ = after(now, kDiagnosis);
   ask_at_ = now;
   ask_pause_ = kFirstPause;
@@ -409,13 +417,12 @@ void JoinMachine::diagnose(Time now) {
   }
   // A neighbour's finding may still come.
   if (!(unseen_.empty() && knows_whom()) && now < diagnosis_ends_) return;
-  auto seconds = static_cast<double>(waited_) / kSecond;
-  if (!unseen_.empty()) return fail(never_came(seconds, unseen_, spec_.size, space_));
-  fail({Code::kTimeout, fmt::format("after {:.3g} s {} still waits for {}: all ranks have started, "
+  if (!unseen_.empty()) return fail(never_came(waited_, unseen_, spec_.size, space_));
+  fail({Code::kTimeout, fmt::format("after {:g} s {} still waits for {}: all ranks have started, "
                                     "so one has ended (see what it "
                                     "printed) or a connection fails (firewall? wrong interface? "
                                     "see PACELINE_INTERFACE; other hosts' messages may tell)",
-                                    seconds, own_name(), waiting_for())});
+                                    shown_seconds(waited_), own_name(), waiting_for())});
 }
 
 // The teller is named, too: where a link is cut, either end may be the one that is cut off.

@@ -35,8 +35,8 @@ struct JoinSpec {
   Time timeout = 0;  ///< as it was asked for, for messages
 };
 
-/// kTimeout: `ranks` of `size` have not come within `seconds`, as `space` says.
-Status never_came(double seconds, const std::set<Rank>& ranks, Rank size, const KeyValue& space);
+/// kTimeout: `ranks` of `size` have not come within `waited`, as `space` says.
+Status never_came(Time waited, const std::set<Rank>& ranks, Rank size, const KeyValue& space);
 
 class JoinMachine {
  public:

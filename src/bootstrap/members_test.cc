@@ -82,6 +82,9 @@ TEST(Members, NotesAndRecordsThatAreCutAreRefused) {
   EXPECT_EQ(decode_note(bytes)->settings, hello.settings);
   for (std::size_t n = 0; n < bytes.size(); ++n)
     ASSERT_FALSE(decode_note(std::span(bytes).first(n)).is_ok()) << n;
+  const auto impatient = encode_note({.kind = NoteKind::kImpatient});
+  ASSERT_TRUE(decode_note(impatient).is_ok());
+  EXPECT_EQ(decode_note(impatient)->kind, NoteKind::kImpatient);
   Record record;
   record.wire = 1;
   record.size = 3;
