@@ -17,6 +17,7 @@
 #include <memory>
 
 #include "base/clock.h"
+#include "cli/file_errors.h"
 #include "cli/ignored_signals.h"
 #include "cli/run_output.h"
 
@@ -160,8 +161,8 @@ Status Job::open_output(Running& running) {
   std::error_code failure;
   std::filesystem::create_directories(folder, failure);
   if (failure) {
-    return {Code::kInvalidArgument, fmt::format("--output-filename: '{}' can't be made: {}",
-                                                folder.string(), failure.message())};
+    return {Code::kInvalidArgument,
+            unwritable("--output-filename: " + folder.string(), failure.value(), "folder")};
   }
   PACELINE_RETURN_IF_ERROR(running.output->tee((folder / "stdout").string()));
   return running.error->tee((folder / "stderr").string());

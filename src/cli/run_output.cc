@@ -9,6 +9,8 @@
 #include <climits>
 #include <cstring>
 
+#include "cli/file_errors.h"
+
 namespace paceline::cli {
 namespace {
 
@@ -17,6 +19,10 @@ constexpr std::size_t kFull = 1 << 20;
 // A pipe that has room takes so much without waiting. A terminal promises less.
 constexpr std::size_t kPipeAtOnce = PIPE_BUF;
 constexpr std::size_t kTerminalAtOnce = 512;
+
+std::string file_error(const std::string& path) {
+  return unwritable(fmt::format("output file {} (--output-filename)", path), errno, "folder");
+}
 
 }  // namespace
 
@@ -65,8 +71,7 @@ Status OutputStream::tee(const std::string& path) {
   path_ = path;
   file_.reset(std::fopen(path.c_str(), "we"));
   if (!file_) {
-    return {Code::kInvalidArgument,
-            fmt::format("output file '{}' can't be written: {}", path, std::strerror(errno))};
+    return {Code::kInvalidArgument, file_error(path)};
   }
   return {};
 }
@@ -74,8 +79,7 @@ Status OutputStream::tee(const std::string& path) {
 void OutputStream::write(std::string_view text) {
   if (file_ && (std::fwrite(text.data(), 1, text.size(), file_.get()) != text.size() ||
                 std::fflush(file_.get()) != 0)) {
-    status_ = Status(Code::kResourceExhausted,
-                     fmt::format("output file '{}': {}", path_, std::strerror(errno)));
+    status_ = Status(Code::kResourceExhausted, file_error(path_));
     file_.reset();
   }
   pending_.append(text);

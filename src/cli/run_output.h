@@ -53,7 +53,7 @@ class OutputStream {
  public:
   /// `outlet` must outlive the stream; `prefix` goes in front of every line ("" for none).
   OutputStream(Outlet& outlet, std::string prefix) : outlet_(outlet), prefix_(std::move(prefix)) {}
-  /// Also writes everything, without prefix, to this file.
+  /// Also writes everything, without prefix, to this file (below --output-filename's folder).
   Status tee(const std::string& path);
   void write(std::string_view text);
   /// Passes on an unfinished line as it stands: at the end, or after silence (a prompt).

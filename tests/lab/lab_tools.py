@@ -20,6 +20,16 @@ def makes_namespaces() -> bool:
     return os.geteuid() == 0 and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
 
 
+def on_a_small_disk(folder: Path, size: int = 16384, *, files: int = 4, full: bool = False) -> list[str]:
+    """What stands behind it runs where this folder is a disk of so many bytes and files, and nobody else sees that.
+    A full one has room for names only."""
+    script = f'mount -t tmpfs -o size={size},nr_inodes={files} none "$0"'
+    if full:
+        script += f' && head -c {size} /dev/zero >"$0/full"'
+    command = script + ' && exec "$@"'
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", command, str(folder)]
+
+
 def lab_command(*flags: str, command: list[str]) -> list[str]:
     return [str(PROGRAM), "lab", *flags, "--", *command]
 

@@ -10,7 +10,7 @@ import termios
 import time
 
 import pytest
-from lab_tools import PROGRAM, lab_command, processes_with, run_lab, wait_until
+from lab_tools import PROGRAM, lab_command, makes_namespaces, on_a_small_disk, processes_with, run_lab, wait_until
 
 pytestmark = pytest.mark.anywhere
 PLAIN = ("--loopback", "--quiet")
@@ -46,6 +46,21 @@ def test_a_full_disk_is_told():
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 3
     assert "No space left" in done.stderr
+
+
+@pytest.mark.skipif(not makes_namespaces(), reason="nobody here may mount a disk (root is needed)")
+@pytest.mark.parametrize("name", ["report.json", "none/report.json"])
+def test_a_report_that_can_t_be_written_is_told_with_what_to_do(tmp_path, name):
+    """On a disk that is full when the ranks have ended; in a folder that is not there, before they start."""
+    command = lab_command(*PLAIN, "--nodes", "1", "--json", str(tmp_path / name), command=["echo", "hi"])
+    disk = on_a_small_disk(tmp_path, full=True)
+    done = subprocess.run([*disk, *command], capture_output=True, text=True, timeout=60, check=False)
+    reason, fix = {
+        "report.json": ("No space left on device", "free some space or give another file"),
+        "none/report.json": ("No such file or directory", "name a file in a folder that is there and that you may"),
+    }[name]
+    assert done.stderr.startswith(f"lab: --json {tmp_path / name}: can't be written ({reason}): {fix}")
+    assert (done.returncode, done.stdout) == ((3, "[0] hi\n") if name == "report.json" else (2, ""))
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -18,6 +18,10 @@ import time
 import pytest
 from conftest import ROOT, WORKER, clean_environment, expect_ranks, run
 
+sys.path.append(str(ROOT / "tests" / "lab"))
+
+from lab_tools import makes_namespaces, on_a_small_disk
+
 
 def alive(mark):
     """Processes whose command line holds `mark`."""
@@ -279,6 +283,21 @@ def test_a_rank_s_file_that_is_not_whole_is_no_success(paceline, tmp_path):
     assert result.returncode == 1
     assert result.stdout == "hello\nhello\n" and (tmp_path / "rank.0" / "stdout").read_text() == "hello\n"
     assert "rank 1: output file" in result.stderr and "No space left on device" in result.stderr, result.stderr
+
+
+@pytest.mark.skipif(not makes_namespaces(), reason="nobody here may mount a disk (root is needed)")
+@pytest.mark.parametrize(
+    ("files", "named", "code"),
+    [(16, "rank 1: output file {}/rank.1/stdout (--output-filename)", 1), (2, "--output-filename: {}/rank.0", 2)],
+    ids=["no bytes", "no names"],
+)
+def test_a_full_disk_is_told_with_what_to_do(paceline, tmp_path, files, named, code):
+    disk = on_a_small_disk(tmp_path, files=files, full=True)
+    result = run([*disk, paceline, "run", "-np", 2, "--output-filename", tmp_path, "--", "echo", "hello"])
+    assert result.returncode == code
+    fix = "can't be written (No space left on device): free some space or give another folder"
+    assert f"paceline run: {named.format(tmp_path)}: {fix}\n" in result.stderr, result.stderr
+    assert result.stdout == ("hello\nhello\n" if code == 1 else "")
 
 
 def test_a_rank_that_can_t_be_made_says_why():

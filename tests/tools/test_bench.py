@@ -14,7 +14,7 @@ TREE = Path(__file__).resolve().parents[2]
 PROGRAM = TREE / "build" / "bin" / "paceline"
 sys.path.insert(0, str(TREE / "tests" / "lab"))
 
-from lab_tools import makes_namespaces, run_lab  # noqa: E402
+from lab_tools import makes_namespaces, on_a_small_disk, run_lab  # noqa: E402
 
 in_a_lab = pytest.mark.skipif(not makes_namespaces(), reason="nobody here may make network namespaces (root is needed)")
 FIELDS = {
@@ -28,10 +28,10 @@ def environment(**more):
     return {**{k: v for k, v in os.environ.items() if not k.startswith(ours)}, **more}
 
 
-def bench(*words):
+def bench(*words, prefix=()):
     """One process, as a user starts it."""
     return subprocess.run(
-        [PROGRAM, "bench", *map(str, words)],
+        [*prefix, PROGRAM, "bench", *map(str, words)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -266,6 +266,18 @@ def test_what_only_rank_0_can_find_out_ends_all(words, fix):
     codes, _, err = ranks(2, "allreduce", "--bytes", "4", *words)
     assert codes == [1, 1]
     assert words[-1] in err and fix in err
+
+
+@in_a_lab
+@pytest.mark.parametrize("files", [4, 2], ids=["no bytes", "no name"])
+def test_a_full_disk_is_told(tmp_path, files):
+    """When the first line is written, or at the start: the disk's root and what fills it are two of its files."""
+    report = tmp_path / "lines.json"
+    words = ("allreduce", "--np", 2, "--bytes", 4, "--iterations", 2, "--turns", 1, "--json", report)
+    done = bench(*words, prefix=on_a_small_disk(tmp_path, files=files, full=True))
+    assert done.returncode == 1
+    wanted = f"--json {report}: can't be written (No space left on device): free some space or give another file"
+    assert wanted in done.stderr, done.stderr
 
 
 def test_a_rank_that_is_ended_by_another_names_no_cause_of_its_own():

@@ -16,7 +16,7 @@ sys.path[:0] = [str(DEMO), str(ROOT / "tests" / "lab")]
 
 import demo  # noqa: E402
 import report  # noqa: E402
-from lab_tools import makes_namespaces, run_lab  # noqa: E402
+from lab_tools import makes_namespaces, on_a_small_disk, run_lab  # noqa: E402
 
 in_a_lab = pytest.mark.skipif(not makes_namespaces(), reason="nobody here may make network namespaces (root is needed)")
 NAMES = [
@@ -116,12 +116,6 @@ def test_what_disturbs_a_round_meets_both_sides():
     assert ours["floor_share"] == pytest.approx(0.96)  # of 0.96, 0.96, 0.6
     assert ours["share_of_no_comm"] == pytest.approx(0.8)
     assert (ours["codec_s"], ours["floor_s"]) == pytest.approx((0.02, 0.12))
-
-
-def on_a_small_disk(folder, size=16384):
-    """What stands behind it runs where this folder is a disk of so many bytes, and nobody else sees that."""
-    script = f'mount -t tmpfs -o size={size},nr_inodes=4 none "$0" && exec "$@"'
-    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, str(folder)]
 
 
 def expect_a_full_disk(done, path):

@@ -4,10 +4,11 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
+
+#include "cli/file_errors.h"
 
 namespace paceline::bench {
 namespace {
@@ -45,10 +46,7 @@ Result<Report> Report::open(const Options& options, const paceline_identity& who
   r.start_line_ = start_line;
   r.link_ = link;
   if (!options.json.empty() && !std::ofstream(options.json, std::ios::app)) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("--json {}: can't be written ({}): name a file in a folder that is "
-                              "there and that you may write to",
-                              options.json, std::strerror(errno)));
+    return Status(Code::kInvalidArgument, cli::unwritable("--json " + options.json, errno, "file"));
   }
   fmt::print("# {}\n# {} of {}, {} buffers, {} cores\n", start_line, options.operation,
              options.dtype, options.buffers, std::thread::hardware_concurrency());
@@ -118,13 +116,13 @@ Status Report::add(const Row& row) {
   }
   std::fflush(stdout);
   if (options_.json.empty()) return Status::ok();
+  auto lines = line(row, row.ours, false) + "\n";
+  if (row.peer) lines += line(row, *row.peer, true) + "\n";
   std::ofstream file(options_.json, std::ios::app);
-  file << line(row, row.ours, false) << "\n";
-  if (row.peer) file << line(row, *row.peer, true) << "\n";
-  file.flush();
-  if (!file)
-    return {Code::kResourceExhausted,
-            fmt::format("--json {}: can't be written (disk full?)", options_.json)};
+  file << lines << std::flush;
+  if (!file) {
+    return {Code::kResourceExhausted, cli::unwritable("--json " + options_.json, errno, "file")};
+  }
   return Status::ok();
 }
 

@@ -18,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include "cli/file_errors.h"
 #include "cli/lab/byte_server.h"
 #include "cli/lab/calibrate.h"
 #include "cli/lab/counters.h"
@@ -127,8 +128,7 @@ std::vector<RankSpec> make_specs(const Options& o, const Identity& id,
 Status check_report_path(const std::string& path) {
   if (path.empty()) return Status::ok();
   int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-  if (fd < 0)
-    return {Code::kInvalidArgument, fmt::format("--json {}: {}", path, std::strerror(errno))};
+  if (fd < 0) return {Code::kInvalidArgument, cli::unwritable("--json " + path, errno, "file")};
   close(fd);
   return Status::ok();
 }

@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+
+#include "cli/file_errors.h"
 
 namespace paceline::lab {
 namespace {
@@ -128,9 +129,7 @@ Status write_report(const Report& r, const std::string& path) {
   // An argument of the command may be anything, also no UTF-8: it is not worth the report.
   constexpr auto kReplace = nlohmann::json::error_handler_t::replace;
   file << j.dump(2, ' ', false, kReplace) << "\n" << std::flush;
-  if (!file)
-    return {Code::kResourceExhausted,
-            fmt::format("can't write the report {}: {}", path, std::strerror(errno))};
+  if (!file) return {Code::kResourceExhausted, cli::unwritable("--json " + path, errno, "file")};
   return Status::ok();
 }
 
