@@ -196,6 +196,17 @@ def test_where_the_system_has_no_nvcc_it_is_installed_once(tree, tmp_path):
     assert nvcc_option(tree, wheels) == [""], "what was given by hand stays"
 
 
+def test_the_help_names_every_verb_and_no_other():
+    dev = (ROOT / "dev").read_text()
+    labels = re.findall(r"^  ([^\s()]+)\)", dev[dev.index('case "$verb" in') : dev.index("\nesac")], re.MULTILINE)
+    verbs = {verb for label in labels for verb in label.split("|")} - {"help", "-h", "--help", "*"}
+    said = module_of([ROOT / "dev", "help"])
+    assert re.findall(r"^\./dev (\S+)", said, re.MULTILINE) and "build" in verbs
+    assert sorted(re.findall(r"^\./dev (\S+)", said, re.MULTILINE)) == sorted(verbs)
+    wrong = subprocess.run([ROOT / "dev", "biuld"], capture_output=True, text=True, timeout=60, check=False)
+    assert (wrong.returncode, wrong.stdout.strip()) == (2, f"dev: no verb 'biuld'\n{said}")
+
+
 @pytest.mark.parametrize("clear", [["-u", "HOME"], ["HOME="]])
 def test_without_a_home(clear):
     """As in services and some containers: the cache lies in the user's own folder all the same."""
