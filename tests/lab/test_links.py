@@ -17,10 +17,10 @@ MSS, FRAME = 1448, 1514  # TCP with time stamps at MTU 1500
 HOLDS = 0.93  # of what a line should carry: below it the lab warns
 
 
-def calibrated(tmp_path, rate):
+def calibrated(tmp_path, rate, *flags):
     """The calibration of a lab's links at `rate`, and what the lab said."""
     path = tmp_path / "lab.json"
-    done = run_lab("--nodes", "2", "--rate", rate, "--json", str(path), command=["true"])
+    done = run_lab("--nodes", "2", "--rate", rate, *flags, "--json", str(path), command=["true"])
     assert done.returncode == 0, done.stderr
     return [link["calibration"][d] for link in report_of(path)["links"] for d in ("up", "down")], done.stderr
 
@@ -49,8 +49,10 @@ def test_a_slow_link_is_measured_as_well(tmp_path):
 
 
 def test_the_table_of_links_is_what_was_measured(tmp_path):
-    """Rate, its share of the line, and how far a burst after silence ran ahead: up, then down, a line a node."""
-    links, said = calibrated(tmp_path, "200mbit")
+    """Rate, its share of the line, and how far a burst after silence ran ahead: up, then down, a line a node. Loss is
+    drawn on the way up, so the two differ."""
+    links, said = calibrated(tmp_path, "200mbit", "--loss", "3%")
+    assert all(up["payload_bps"] < 0.99 * down["payload_bps"] for up, down in zip(links[::2], links[1::2], strict=True))
     cell = r" +([\d.]+) Mb/s \( *([\d.]+) %\) +(\d+) kB"
     rows = re.findall(rf"^lab: node(\d) {cell} {cell}$", said, re.MULTILINE)
     assert "lab: link   up, TCP payload       after idle  down, TCP payload     after idle\n" in said
