@@ -118,8 +118,8 @@ void check_meeting_point(Findings& findings, Face face) {
   const auto asked = bootstrap::find_identity({}, {}, settings->flag("use_ddp_launcher"));
   if (!asked.is_ok()) return;  // another finding
   bool resolves = true;
-  if (is_set("MASTER_ADDR"))
-    resolves = check_host(findings, "MASTER_ADDR", std::getenv("MASTER_ADDR"));
+  if (const auto host = bootstrap::process_environment("MASTER_ADDR"); host && !host->empty())
+    resolves = check_host(findings, "MASTER_ADDR", *host);
   if (!settings->text("rendezvous").empty())
     check_named_server(findings, *settings, *asked);
   else if (!launcher_has_space(*asked) && resolves)

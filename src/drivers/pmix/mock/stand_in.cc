@@ -38,7 +38,7 @@ int users = 0;
 
 EXPORTED int PMIx_Init(Proc* self, void* /*info*/, std::size_t /*infos*/) {
   if (std::getenv("PMIX_NAMESPACE") != std::string(kJob)) return kNotFound;
-  std::strcpy(self->nspace, kJob);
+  std::memcpy(self->nspace, kJob, std::strlen(kJob) + 1);
   self->rank = kRank;
   ++users;
   return 0;
