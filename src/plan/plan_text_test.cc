@@ -1,7 +1,6 @@
 // Small plans by heart, what requests are refused, what the choice is, and what plans cost.
 #include <gtest/gtest.h>
 
-
 #include "plan/plan.h"
 
 namespace paceline::plan {
