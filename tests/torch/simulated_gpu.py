@@ -90,7 +90,7 @@ class _Attachment(cuda_ddp.CudaAttachment):
 _endpoints = {}
 
 
-def _attachment_for(model, group, _rank):
+def _attachment_for(model, group):
     if group not in _endpoints:
         _endpoints[group] = _Endpoint(group)
     return _Attachment(model, _endpoints[group])

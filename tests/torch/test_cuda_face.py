@@ -261,7 +261,7 @@ def test_lost_overlap_is_said(monkeypatch, capsys, queues, said):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
     monkeypatch.delenv("PACELINE_QUIET", raising=False)
     monkeypatch.setattr(_state, "_said", set())
-    cuda._say_what_queues_cost(0)
+    cuda._say_what_queues_cost()
     assert ("share a hardware queue" in capsys.readouterr().err) == said
 
 
