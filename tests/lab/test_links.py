@@ -64,13 +64,14 @@ def test_the_table_of_links_is_what_was_measured(tmp_path):
         assert ahead == pytest.approx(link["ahead_after_idle_bytes"] / 1e3, abs=0.6)
 
 
-def test_a_slow_calibration_shows_how_far_it_is_and_hears_signals():
+def ended_once_said(enough, *flags):
+    """A lab on a terminal is ended by SIGTERM once enough(what it has said)."""
     terminal, inside = pty.openpty()
-    with subprocess.Popen(lab_command("--rate", "1mbit", command=["true"]), stderr=inside) as process:
+    with subprocess.Popen(lab_command(*flags, command=["true"]), stderr=inside) as process:
         try:
             os.close(inside)
             said = b""
-            while len(set(re.findall(rb"\rlab: calibrated 0 of 2 links \((\d+) %\)", said))) < 3:
+            while not enough(said):
                 assert select.select([terminal], [], [], 30)[0], said
                 said += os.read(terminal, 4096)
             process.send_signal(signal.SIGTERM)
@@ -78,6 +79,11 @@ def test_a_slow_calibration_shows_how_far_it_is_and_hears_signals():
         finally:
             process.kill()
             os.close(terminal)
+
+
+def test_a_slow_calibration_shows_how_far_it_is_and_hears_signals():
+    far = re.compile(rb"\rlab: calibrated 0 of 2 links \((\d+) %\)")
+    ended_once_said(lambda said: len(set(far.findall(said))) >= 3, "--rate", "1mbit")
 
 
 def test_a_gigabit_holds_or_the_lab_warns(tmp_path):
@@ -210,20 +216,7 @@ def test_one_flow_is_capped_and_several_fill_the_line():
 
 
 def test_a_long_delay_is_checked_in_seconds_and_signals_are_heard_meanwhile():
-    terminal, inside = pty.openpty()
-    command = lab_command("--delay", "1s", "--no-calibration", command=["true"])
-    with subprocess.Popen(command, stderr=inside) as process:
-        try:
-            os.close(inside)
-            said = b""
-            while b"checked the delay of 1 of 2 links" not in said:
-                assert select.select([terminal], [], [], 30)[0], said
-                said += os.read(terminal, 4096)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=30) == 128 + signal.SIGTERM
-        finally:
-            process.kill()
-            os.close(terminal)
+    ended_once_said(lambda said: b"checked the delay of 1 of 2 links" in said, "--delay", "1s", "--no-calibration")
 
 
 def test_a_delay_that_is_too_short_is_refused_with_one_that_holds(tmp_path):

@@ -8,28 +8,15 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "drivers/pmix/api.h"
+
 namespace paceline::drivers {
 namespace {
 
-// The binary interface of libpmix.so.2 (PMIx standard 3.1 to 5), as far as it is used.
-struct Proc {
-  char nspace[256];
-  uint32_t rank;
-};
-struct Value {
-  uint16_t type;
-  union {
-    char* string;
-    struct {
-      void* a;
-      void* b;
-      char c;
-    } largest;  // pmix_envar_t
-  } data;
-};
-static_assert(sizeof(Proc) == 260 && sizeof(Value) == 32 && offsetof(Value, data) == 8);
-constexpr uint16_t kString = 3;
-constexpr uint8_t kGlobal = 3;
+using pmix::kGlobal;
+using pmix::kString;
+using pmix::Proc;
+using pmix::Value;
 constexpr int kSuccess = 0;
 
 struct Functions {

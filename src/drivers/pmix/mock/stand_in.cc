@@ -6,25 +6,17 @@
 #include <string>
 #include <utility>
 
+#include "drivers/pmix/api.h"
+
 namespace {
 
-// As PMIx's header lays them out: pmix_proc_t, pmix_value_t.
-struct Proc {
-  char nspace[256];
-  uint32_t rank;
-};
-struct Value {
-  uint16_t type;
-  union {
-    char* string;
-    void* others[3];
-  } data;
-};
+using paceline::drivers::pmix::kGlobal;
+using paceline::drivers::pmix::kString;
+using paceline::drivers::pmix::Proc;
+using paceline::drivers::pmix::Value;
 
 constexpr int kBadParameter = -27;
 constexpr int kNotFound = -46;
-constexpr uint16_t kString = 3;
-constexpr uint8_t kGlobal = 3;
 constexpr const char* kJob = "job.1";
 constexpr uint32_t kRank = 3;
 

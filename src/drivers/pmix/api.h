@@ -1,0 +1,28 @@
+// The binary interface of libpmix.so.2 (PMIx standard 3.1 to 5), as far as it is used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace paceline::drivers::pmix {
+
+struct Proc {
+  char nspace[256];
+  uint32_t rank;
+};
+struct Value {
+  uint16_t type;
+  union {
+    char* string;
+    struct {
+      void* a;
+      void* b;
+      char c;
+    } largest;  // pmix_envar_t
+  } data;
+};
+static_assert(sizeof(Proc) == 260 && sizeof(Value) == 32 && offsetof(Value, data) == 8);
+inline constexpr uint16_t kString = 3;
+inline constexpr uint8_t kGlobal = 3;
+
+}  // namespace paceline::drivers::pmix
