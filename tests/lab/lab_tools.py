@@ -11,6 +11,8 @@ import textwrap
 import time
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "build" / "bin" / "paceline"
 
@@ -20,6 +22,21 @@ def makes_namespaces() -> bool:
     return os.geteuid() == 0 and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
 
 
+in_a_lab = pytest.mark.skipif(not makes_namespaces(), reason="nobody here may make network namespaces (root is needed)")
+#: Root's own, or the user's, in which the user is root.
+MOUNTS = [
+    "unshare",
+    *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]),
+    "--mount",
+    "--propagation",
+    "private",
+]
+on_a_disk_of_its_own = pytest.mark.skipif(
+    subprocess.run([*MOUNTS, "true"], capture_output=True).returncode != 0,
+    reason="nobody here may mount a disk (root is needed, or user namespaces)",
+)
+
+
 def on_a_small_disk(folder: Path, size: int = 16384, *, files: int = 4, full: bool = False) -> list[str]:
     """What stands behind it runs where this folder is a disk of so many bytes and files, and nobody else sees that.
     A full one has room for names only."""
@@ -27,7 +44,7 @@ def on_a_small_disk(folder: Path, size: int = 16384, *, files: int = 4, full: bo
     if full:
         script += f' && head -c {size} /dev/zero >"$0/full"'
     command = script + ' && exec "$@"'
-    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", command, str(folder)]
+    return [*MOUNTS, "sh", "-c", command, str(folder)]
 
 
 def lab_command(*flags: str, command: list[str]) -> list[str]:

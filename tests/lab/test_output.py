@@ -10,7 +10,7 @@ import termios
 import time
 
 import pytest
-from lab_tools import PROGRAM, lab_command, makes_namespaces, on_a_small_disk, processes_with, run_lab, wait_until
+from lab_tools import PROGRAM, lab_command, on_a_disk_of_its_own, on_a_small_disk, processes_with, run_lab, wait_until
 
 pytestmark = pytest.mark.anywhere
 PLAIN = ("--loopback", "--quiet")
@@ -48,7 +48,7 @@ def test_a_full_disk_is_told():
     assert "No space left" in done.stderr
 
 
-@pytest.mark.skipif(not makes_namespaces(), reason="nobody here may mount a disk (root is needed)")
+@on_a_disk_of_its_own
 @pytest.mark.parametrize("name", ["report.json", "none/report.json"])
 def test_a_report_that_can_t_be_written_is_told_with_what_to_do(tmp_path, name):
     """On a disk that is full when the ranks have ended; in a folder that is not there, before they start."""

@@ -20,7 +20,7 @@ from conftest import ROOT, WORKER, clean_environment, expect_ranks, run
 
 sys.path.append(str(ROOT / "tests" / "lab"))
 
-from lab_tools import makes_namespaces, on_a_small_disk
+from lab_tools import on_a_disk_of_its_own, on_a_small_disk
 
 
 def alive(mark):
@@ -285,7 +285,7 @@ def test_a_rank_s_file_that_is_not_whole_is_no_success(paceline, tmp_path):
     assert "rank 1: output file" in result.stderr and "No space left on device" in result.stderr, result.stderr
 
 
-@pytest.mark.skipif(not makes_namespaces(), reason="nobody here may mount a disk (root is needed)")
+@on_a_disk_of_its_own
 @pytest.mark.parametrize(
     ("files", "named", "code"),
     [(16, "rank 1: output file {}/rank.1/stdout (--output-filename)", 1), (2, "--output-filename: {}/rank.0", 2)],

@@ -14,9 +14,8 @@ TREE = Path(__file__).resolve().parents[2]
 PROGRAM = TREE / "build" / "bin" / "paceline"
 sys.path.insert(0, str(TREE / "tests" / "lab"))
 
-from lab_tools import makes_namespaces, on_a_small_disk, run_lab  # noqa: E402
+from lab_tools import in_a_lab, on_a_small_disk, run_lab  # noqa: E402
 
-in_a_lab = pytest.mark.skipif(not makes_namespaces(), reason="nobody here may make network namespaces (root is needed)")
 FIELDS = {
     "op", "ranks", "nodes", "bytes", "dtype", "plan", "codec", "wire", "us_p50", "us_p99", "algbw", "floor_us",
     "bytes_predicted", "bytes_measured",

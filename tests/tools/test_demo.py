@@ -16,9 +16,8 @@ sys.path[:0] = [str(DEMO), str(ROOT / "tests" / "lab")]
 
 import demo  # noqa: E402
 import report  # noqa: E402
-from lab_tools import makes_namespaces, on_a_small_disk, run_lab  # noqa: E402
+from lab_tools import in_a_lab, on_a_small_disk, run_lab  # noqa: E402
 
-in_a_lab = pytest.mark.skipif(not makes_namespaces(), reason="nobody here may make network namespaces (root is needed)")
 NAMES = [
     "no-communication", "gloo", "gloo-fp16", "gloo-powersgd", "paceline-exact", "paceline-fp16", "paceline-topk",
 ]  # fmt: skip
