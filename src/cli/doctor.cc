@@ -144,7 +144,7 @@ std::string all_secret_sources() {
 
 void check_secret(const Settings& settings, Findings& findings) {
   constexpr const char* kMakeSecret =
-      "create it on every node: openssl rand -hex 32 > FILE; chmod 600 FILE";
+      "make it once and copy it to every node: openssl rand -hex 32 > FILE; chmod 600 FILE";
   // What is wrong with the launcher's variables is another finding.
   const auto asked = bootstrap::find_identity({}, {}, settings.flag("use_ddp_launcher"));
   const auto identity = asked.is_ok() ? *asked : bootstrap::Identity{};

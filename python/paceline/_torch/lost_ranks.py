@@ -81,14 +81,7 @@ def patch():
 
 def patch_buffers(cls):
     """DDP sends its buffers from C++, before a forward pass."""
-    original = cls._distributed_broadcast_coalesced
-
-    @functools.wraps(original)
-    def broadcast(*args, **kwargs):
-        with naming():
-            return original(*args, **kwargs)
-
-    cls._distributed_broadcast_coalesced = broadcast
+    cls._distributed_broadcast_coalesced = naming()(cls._distributed_broadcast_coalesced)
 
 
 def _wrap_collectives():
@@ -96,20 +89,11 @@ def _wrap_collectives():
         original = getattr(dist.distributed_c10d, name, None)
         if original is None or getattr(original, "_paceline_patched", False):
             continue
-        wrapped = _named_of(original)
+        wrapped = naming()(original)
         wrapped._paceline_patched = True
         for module in (dist.distributed_c10d, dist):
             if getattr(module, name, None) is original:
                 setattr(module, name, wrapped)
-
-
-def _named_of(original):
-    @functools.wraps(original)
-    def collective(*args, **kwargs):
-        with naming():
-            return original(*args, **kwargs)
-
-    return collective
 
 
 def _may_be_a_lost_rank(error):
