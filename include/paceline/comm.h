@@ -30,7 +30,7 @@
 extern "C" {
 #endif
 
-#define PACELINE_ABI_VERSION 1
+#define PACELINE_ABI_VERSION 2
 
 typedef struct paceline_comm paceline_comm;
 typedef uint64_t paceline_op; /* an operation of one communicator; 0 is none */
@@ -234,10 +234,15 @@ PACELINE_API paceline_code paceline_watch(paceline_comm* comm, paceline_op op);
 PACELINE_API size_t paceline_op_error(paceline_comm* comm, paceline_op op, char* text,
                                       size_t capacity);
 
-/* Residuals of top-k; see src/engine/engine.h. A write of no elements forgets the parameter and frees its memory. */
-PACELINE_API paceline_code paceline_residual_commit(paceline_comm* comm);
-PACELINE_API paceline_code paceline_residual_rollback(paceline_comm* comm);
+/* Residuals of top-k; see src/engine/engine.h. What was written since the last of the two calls is kept (commit) or returns
+ * to its values before (rollback): of `count` parameters, told by the keys of their segments, while operations on others may
+ * be under way; of all where keys is NULL. */
+PACELINE_API paceline_code paceline_residual_commit(paceline_comm* comm, const uint64_t* keys,
+                                                    uint64_t count);
+PACELINE_API paceline_code paceline_residual_rollback(paceline_comm* comm, const uint64_t* keys,
+                                                      uint64_t count);
 PACELINE_API paceline_code paceline_residual_scale(paceline_comm* comm, double factor);
+/* A write of no elements forgets the parameter and frees its memory. */
 PACELINE_API paceline_code paceline_residual_read(paceline_comm* comm, uint64_t key, float* data,
                                                   uint64_t elements);
 PACELINE_API paceline_code paceline_residual_write(paceline_comm* comm, uint64_t key,

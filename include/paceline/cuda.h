@@ -125,6 +125,10 @@ PACELINE_API paceline_code paceline_cuda_wait_arrival(paceline_cuda* cuda, doubl
  * saw an Inf or NaN since the last call of either that ended well. */
 PACELINE_API paceline_code paceline_cuda_wait_operation(paceline_cuda* cuda, paceline_op op,
                                                         double timeout_s, int32_t* finite);
+/* After a wait that said finite = 0: writes at most `capacity` of the operations whose numbers were not, which are forgotten
+ * with that; returns how many. Of very many (over 4,096 since the last call) some are not told. */
+PACELINE_API uint64_t paceline_cuda_not_finite(paceline_cuda* cuda, paceline_op* ops,
+                                               uint64_t capacity);
 /* 1 when paceline_cuda_wait_operation() would return at once (also with a failure), else 0. */
 PACELINE_API int paceline_cuda_arrived(paceline_cuda* cuda, paceline_op op);
 /* Instead of waiting: the device address of a float that is 0, and that becomes 1 where a fault comes before all that was
@@ -149,8 +153,10 @@ PACELINE_API paceline_code paceline_cuda_stats_get(const paceline_cuda* cuda,
 
 /* Residuals of one step are kept (commit) or return to their values before it (rollback); a new loss scale
  * multiplies them (scale). Call after wait_arrival; see comm.h. A write of no elements forgets the parameter. */
-PACELINE_API paceline_code paceline_cuda_residual_commit(paceline_cuda* cuda);
-PACELINE_API paceline_code paceline_cuda_residual_rollback(paceline_cuda* cuda);
+PACELINE_API paceline_code paceline_cuda_residual_commit(paceline_cuda* cuda, const uint64_t* keys,
+                                                         uint64_t count);
+PACELINE_API paceline_code paceline_cuda_residual_rollback(paceline_cuda* cuda,
+                                                           const uint64_t* keys, uint64_t count);
 PACELINE_API paceline_code paceline_cuda_residual_scale(paceline_cuda* cuda, double factor);
 PACELINE_API paceline_code paceline_cuda_residual_read(paceline_cuda* cuda, uint64_t key,
                                                        float* data, uint64_t elements);

@@ -96,6 +96,7 @@ PROTOTYPES = {
     "paceline_cuda_join": (_CODE, [_CUDA, c_uint64, c_void_p]),
     "paceline_cuda_wait_arrival": (_CODE, [_CUDA, c_double, POINTER(c_int32)]),
     "paceline_cuda_wait_operation": (_CODE, [_CUDA, c_uint64, c_double, POINTER(c_int32)]),
+    "paceline_cuda_not_finite": (c_uint64, [_CUDA, POINTER(c_uint64), c_uint64]),
     "paceline_cuda_arrived": (c_int, [_CUDA, c_uint64]),
     "paceline_cuda_gate": (_CODE, [_CUDA, POINTER(c_uint64)]),
     "paceline_cuda_rest": (_CODE, [_CUDA]),
@@ -104,8 +105,8 @@ PROTOTYPES = {
     "paceline_cuda_describe": (c_char_p, [_CUDA]),
     "paceline_cuda_error": (c_char_p, [_CUDA]),
     "paceline_cuda_stats_get": (_CODE, [_CUDA, POINTER(CudaStats)]),
-    "paceline_cuda_residual_commit": (_CODE, [_CUDA]),
-    "paceline_cuda_residual_rollback": (_CODE, [_CUDA]),
+    "paceline_cuda_residual_commit": (_CODE, [_CUDA, POINTER(c_uint64), c_uint64]),
+    "paceline_cuda_residual_rollback": (_CODE, [_CUDA, POINTER(c_uint64), c_uint64]),
     "paceline_cuda_residual_scale": (_CODE, [_CUDA, c_double]),
     "paceline_cuda_residual_read": (_CODE, [_CUDA, c_uint64, POINTER(c_float), c_uint64]),
     "paceline_cuda_residual_write": (_CODE, [_CUDA, c_uint64, POINTER(c_float), c_uint64]),
@@ -295,6 +296,13 @@ class CudaCommunicator:
         self._check(self._library.paceline_cuda_wait_operation(self._open(), op, timeout, byref(finite)))
         return bool(finite.value)
 
+    def take_not_finite(self):
+        """The operations of which such waits have said that they were not finite; they are forgotten with that."""
+        some, found = (c_uint64 * 64)(), []
+        while count := self._library.paceline_cuda_not_finite(self._open(), some, len(some)):
+            found += some[:count]
+        return found
+
     def gate(self):
         """The address of a float32 on the device: 1 where a fault comes before all submitted so far has arrived."""
         address = c_uint64()
@@ -314,11 +322,12 @@ class CudaCommunicator:
 
     # --- residuals ------------------------------------------------------------------------------------------------
 
-    def commit_residuals(self):
-        self._check(self._library.paceline_cuda_residual_commit(self._open()))
+    def commit_residuals(self, keys=None):
+        """See Communicator."""
+        self._check(self._library.paceline_cuda_residual_commit(self._open(), *core.key_array(keys)))
 
-    def rollback_residuals(self):
-        self._check(self._library.paceline_cuda_residual_rollback(self._open()))
+    def rollback_residuals(self, keys=None):
+        self._check(self._library.paceline_cuda_residual_rollback(self._open(), *core.key_array(keys)))
 
     def scale_residuals(self, factor):
         self._check(self._library.paceline_cuda_residual_scale(self._open(), factor))

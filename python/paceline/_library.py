@@ -25,7 +25,7 @@ from ctypes import (
 
 from paceline.errors import LibraryNotFoundError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 _NAME = "libpaceline.so"
 
 StorePut = CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_size_t)
@@ -163,8 +163,8 @@ _PROTOTYPES = {
     "paceline_wait_any": (c_int, [_COMM, c_double, POINTER(Result), c_int]),
     "paceline_watch": (_CODE, [_COMM, _OP]),
     "paceline_op_error": (c_size_t, [_COMM, _OP, c_char_p, c_size_t]),
-    "paceline_residual_commit": (_CODE, [_COMM]),
-    "paceline_residual_rollback": (_CODE, [_COMM]),
+    "paceline_residual_commit": (_CODE, [_COMM, POINTER(c_uint64), c_uint64]),
+    "paceline_residual_rollback": (_CODE, [_COMM, POINTER(c_uint64), c_uint64]),
     "paceline_residual_scale": (_CODE, [_COMM, c_double]),
     "paceline_residual_read": (_CODE, [_COMM, c_uint64, POINTER(c_float), c_uint64]),
     "paceline_residual_write": (_CODE, [_COMM, c_uint64, POINTER(c_float), c_uint64]),

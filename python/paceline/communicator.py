@@ -248,11 +248,13 @@ class Communicator:
 
     # --- residuals of top-k -----------------------------------------------------------------------------------------
 
-    def commit_residuals(self):
-        self._check(self._library.paceline_residual_commit(self._handle))
+    def commit_residuals(self, keys=None):
+        """Ends the step of the parameters with these residual keys, of all by default: what it has left is kept."""
+        self._check(self._library.paceline_residual_commit(self._handle, *key_array(keys)))
 
-    def rollback_residuals(self):
-        self._check(self._library.paceline_residual_rollback(self._handle))
+    def rollback_residuals(self, keys=None):
+        """The same, and residuals return to their values before the step."""
+        self._check(self._library.paceline_residual_rollback(self._handle, *key_array(keys)))
 
     def scale_residuals(self, factor):
         self._check(self._library.paceline_residual_scale(self._handle, factor))
@@ -434,6 +436,11 @@ def segment_array(segments):
     for slot, (key, offset, elements) in zip(array, segments):
         slot.key, slot.offset, slot.elements = key, offset, elements
     return array
+
+
+def key_array(keys):
+    """(pointer, count) of residual keys for the C ABI; None stands for all."""
+    return (None, 0) if keys is None else ((ctypes.c_uint64 * len(keys))(*keys), len(keys))
 
 
 def setting(name, face="paceline"):

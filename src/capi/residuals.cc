@@ -5,18 +5,25 @@ using namespace paceline::capi;
 
 extern "C" {
 
-paceline_code paceline_residual_commit(paceline_comm* comm) {
+paceline_code paceline_residual_commit(paceline_comm* comm, const uint64_t* keys, uint64_t count) {
   return guarded([&] {
     PACELINE_USABLE(comm);
-    comm->runner->commit_residuals();
+    if (keys == nullptr)
+      comm->runner->commit_residuals();
+    else
+      comm->runner->commit_residuals(std::span(keys, count));
     return report(Status::ok());
   });
 }
 
-paceline_code paceline_residual_rollback(paceline_comm* comm) {
+paceline_code paceline_residual_rollback(paceline_comm* comm, const uint64_t* keys,
+                                         uint64_t count) {
   return guarded([&] {
     PACELINE_USABLE(comm);
-    comm->runner->rollback_residuals();
+    if (keys == nullptr)
+      comm->runner->rollback_residuals();
+    else
+      comm->runner->rollback_residuals(std::span(keys, count));
     return report(Status::ok());
   });
 }

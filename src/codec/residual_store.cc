@@ -280,35 +280,56 @@ void ResidualStore::hand_over(Pieces& pieces, uint64_t begin, uint64_t end, floa
   }
 }
 
+void ResidualStore::commit(Pieces& pieces) {
+  std::erase_if(pieces, [](const auto& entry) { return entry.second.leaves; });
+  for (auto& [begin, piece] : pieces) piece.committed = piece.latest;
+}
+
+void ResidualStore::rollback(Pieces& pieces) {
+  for (auto& [begin, piece] : pieces) {
+    piece.latest = piece.committed;
+    piece.leaves = false;
+  }
+}
+
 void ResidualStore::commit() {
-  for (auto parameter = parameters_.begin(); parameter != parameters_.end();) {
-    auto& pieces = parameter->second;
-    std::erase_if(pieces, [](const auto& entry) { return entry.second.leaves; });
-    for (auto& [begin, piece] : pieces) piece.committed = piece.latest;
-    parameter = pieces.empty() ? parameters_.erase(parameter) : std::next(parameter);
+  for (auto& [key, pieces] : parameters_) commit(pieces);
+  std::erase_if(parameters_, [](const auto& parameter) { return parameter.second.empty(); });
+  if (chained_) release_third_planes();
+}
+
+void ResidualStore::commit(std::span<const uint64_t> keys) {
+  for (const uint64_t key : keys) {
+    const auto found = parameters_.find(key);
+    if (found == parameters_.end()) continue;
+    commit(found->second);
+    if (found->second.empty()) parameters_.erase(found);
   }
   if (chained_) release_third_planes();
 }
 
 void ResidualStore::rollback() {
-  for (auto& [key, pieces] : parameters_) {
-    for (auto& [begin, piece] : pieces) {
-      piece.latest = piece.committed;
-      piece.leaves = false;
-    }
-  }
+  for (auto& [key, pieces] : parameters_) rollback(pieces);
   if (chained_) release_third_planes();
 }
 
-/// Frees the third planes that hold no current value. The others stay until a later step has moved
-/// their values.
+void ResidualStore::rollback(std::span<const uint64_t> keys) {
+  for (const uint64_t key : keys)
+    if (const auto found = parameters_.find(key); found != parameters_.end())
+      rollback(found->second);
+  if (chained_) release_third_planes();
+}
+
+/// Frees the third planes that hold neither a current value nor one of a step under way. The others stay until a later
+/// step has moved their values.
 void ResidualStore::release_third_planes() {
   std::unordered_set<Slab*> slabs;
   std::unordered_set<Slab*> needed;
   for (auto& [key, pieces] : parameters_)
     for (auto& [begin, piece] : pieces) {
       slabs.insert(piece.slab.get());
-      if (piece.committed == kPlanes - 1) needed.insert(piece.slab.get());
+      if (piece.committed == kPlanes - 1 || piece.latest == kPlanes - 1)
+        needed.insert(piece.slab.get());
     }
   for (Slab* slab : slabs)
     if (!needed.contains(slab)) slab->release(kPlanes - 1);

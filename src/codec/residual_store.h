@@ -6,7 +6,8 @@
 // where the residual before is read and where the one after is written; commit() makes what was
 // written current, rollback() returns every range to its value before the step, in every bit,
 // whichever and however many operations wrote it. Neither copies or touches a float. A range that
-// is encoded again within a step reads what the first encoding wrote.
+// is encoded again within a step reads what the first encoding wrote. Given keys, both end the
+// step of these parameters alone: several models on one engine step at times of their own.
 //
 // Memory. Ranges get memory when they are first used, only those that this rank encodes: twice the
 // residual (before and after). A third plane exists only while ranges are encoded more than once a
@@ -61,6 +62,9 @@ class ResidualStore {
 
   void commit();
   void rollback();
+  /// Of these parameters alone; keys that are not known are passed over. Operations on others may be under way.
+  void commit(std::span<const uint64_t> keys);
+  void rollback(std::span<const uint64_t> keys);
   /// Multiplies every residual, rounding once; what would become infinite stays the largest float, for an Inf would make
   /// every later step one that is taken back. kInvalidArgument unless factor is finite and above 0.
   Status scale(double factor);
@@ -92,6 +96,8 @@ class ResidualStore {
   Status gather(const ResidualRange& range, std::vector<Piece*>& found);
   void hand_over(Pieces& pieces, uint64_t begin, uint64_t end, float* gradient);
   Status overwrite(uint64_t key, Pieces& pieces, std::span<const float> data);
+  static void commit(Pieces& pieces);
+  static void rollback(Pieces& pieces);
   void release_third_planes();
 
   std::unordered_map<uint64_t, Pieces> parameters_;

@@ -149,6 +149,62 @@ TEST(ResidualStore, StepsOfAnyCutsCommitAndRollBackExactly) {
   }));
 }
 
+/// The step of these parameters ends.
+void settle(Model& model, const std::vector<uint64_t>& keys, bool keep) {
+  for (const uint64_t key : keys) {
+    for (uint64_t i = 0; i < kLength; ++i) {
+      const std::pair id{key, i};
+      model.written.erase(id);
+      (keep ? model.committed : model.latest)[id] =
+          Model::get(keep ? model.latest : model.committed, key, i);
+    }
+  }
+}
+
+TEST(ResidualStore, StepsOfSomeParametersEndAmidThoseOfOthers) {
+  EXPECT_TRUE(rc::check([](uint64_t seed) {
+    std::mt19937_64 random(seed);
+    const uint64_t keys = 4;
+    ResidualStore store;
+    Model model;
+    for (int turn = 0; turn < 40; ++turn) {
+      if (random() % 3 != 0) {
+        const auto bucket = random_bucket(random, keys);
+        uint64_t total = 0;
+        for (const auto& range : bucket) total += range.elements;
+        if (random() % 3 == 0) hand_over(store, model, bucket, 0, total / 2);
+        encode(store, model, bucket, 0, total / 2, random);
+        continue;
+      }
+      std::vector<uint64_t> chosen = {1000};  // nobody knows it
+      for (uint64_t key = 0; key < keys; ++key)
+        if (random() % 2 == 0) chosen.push_back(key);
+      const bool keep = random() % 2 == 0;
+      keep ? store.commit(chosen) : store.rollback(chosen);
+      settle(model, chosen, keep);
+      check_committed(store, model, keys);
+    }
+    store.commit();
+    settle(model, {0, 1, 2, 3}, true);
+    check_committed(store, model, keys);
+  }));
+}
+
+TEST(ResidualStore, AThirdPlaneStaysWhileAnOperationMayWriteToIt) {
+  ResidualStore store;
+  std::vector<ResidualRun> runs;
+  const std::vector<ResidualRange> first = {{1, 0, 100}}, second = {{2, 0, 100}};
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(store.runs(first, 0, 100, runs).is_ok());
+  ASSERT_TRUE(store.runs(second, 0, 100, runs).is_ok());
+  store.commit(std::vector<uint64_t>{2});
+  EXPECT_EQ(store.statistics().bytes, (3U + 2U) * 100 * 4);
+  std::fill_n(runs[1].after, 100, 7.0F);  // the operation on the other one ends now
+  store.commit(std::vector<uint64_t>{1});
+  std::vector<float> back(100);
+  ASSERT_TRUE(store.read(1, back).is_ok());
+  EXPECT_EQ(back, std::vector<float>(100, 7.0F));
+}
+
 TEST(ResidualStore, MemoryIsTwiceTheResidualOfTheRangesInUse) {
   ResidualStore store;
   const std::vector<ResidualRange> bucket = {{1, 0, 1000}, {2, 500, 3000}};

@@ -563,8 +563,6 @@ void EngineImpl::forget(OpId id) {
   free_records_.push_back(static_cast<uint32_t>(id & 0xffffff));
 }
 
-void EngineImpl::commit_residuals() { residuals_.commit(); }
-void EngineImpl::rollback_residuals() { residuals_.rollback(); }
 Status EngineImpl::scale_residuals(double factor) { return residuals_.scale(factor); }
 Status EngineImpl::read_residual(uint64_t key, std::span<float> data) const {
   return residuals_.read(key, data);

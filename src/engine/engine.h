@@ -147,6 +147,9 @@ class Engine {
   /// before the step.
   virtual void commit_residuals() = 0;
   virtual void rollback_residuals() = 0;
+  /// Of these parameters alone, whatever is under way with others.
+  virtual void commit_residuals(std::span<const uint64_t> keys) = 0;
+  virtual void rollback_residuals(std::span<const uint64_t> keys) = 0;
   /// Multiplies all residuals (a change of loss scale from a to b: b / a). kInvalidArgument: not finite, or
   /// not above 0.
   virtual Status scale_residuals(double factor) = 0;

@@ -97,8 +97,10 @@ class EngineImpl final : public Engine {
   [[nodiscard]] bool met_neighbours(OpId id) const override;
   Result<GroupId> create_group(std::span<const Rank> ranks) override;
   Status destroy_group(GroupId id) override;
-  void commit_residuals() override;
-  void rollback_residuals() override;
+  void commit_residuals() override { residuals_.commit(); }
+  void rollback_residuals() override { residuals_.rollback(); }
+  void commit_residuals(std::span<const uint64_t> keys) override { residuals_.commit(keys); }
+  void rollback_residuals(std::span<const uint64_t> keys) override { residuals_.rollback(keys); }
   Status scale_residuals(double factor) override;
   Status read_residual(uint64_t key, std::span<float> data) const override;
   Status write_residual(uint64_t key, std::span<const float> data) override;

@@ -493,6 +493,14 @@ void Runner::rollback_residuals() {
   Lock lock = quiet();
   engine_.rollback_residuals();
 }
+void Runner::commit_residuals(std::span<const uint64_t> keys) {
+  Lock lock = quiet();
+  engine_.commit_residuals(keys);
+}
+void Runner::rollback_residuals(std::span<const uint64_t> keys) {
+  Lock lock = quiet();
+  engine_.rollback_residuals(keys);
+}
 Status Runner::scale_residuals(double factor) {
   Lock lock = quiet();
   return engine_.scale_residuals(factor);

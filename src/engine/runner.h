@@ -92,6 +92,8 @@ class Runner final : private Interlude {
   Result<plan::PlanRequest> request_for(const Operation& operation);
   void commit_residuals();
   void rollback_residuals();
+  void commit_residuals(std::span<const uint64_t> keys);
+  void rollback_residuals(std::span<const uint64_t> keys);
   Status scale_residuals(double factor);
   Status read_residual(uint64_t key, std::span<float> data);
   Status write_residual(uint64_t key, std::span<const float> data);

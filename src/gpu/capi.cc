@@ -250,6 +250,11 @@ paceline_code paceline_cuda_wait_operation(paceline_cuda* cuda, paceline_op op, 
   });
 }
 
+uint64_t paceline_cuda_not_finite(paceline_cuda* cuda, paceline_op* ops, uint64_t capacity) {
+  if (!usable(cuda) || ops == nullptr) return 0;
+  return cuda->path->take_not_finite(std::span(ops, capacity));
+}
+
 int paceline_cuda_arrived(paceline_cuda* cuda, paceline_op op) {
   // What can't be asked is over: the wait says why.
   return !usable(cuda) || cuda->path->arrived(op) ? 1 : 0;
@@ -311,17 +316,21 @@ paceline_code paceline_cuda_stats_get(const paceline_cuda* cuda, paceline_cuda_s
   });
 }
 
-paceline_code paceline_cuda_residual_commit(paceline_cuda* cuda) {
+paceline_code paceline_cuda_residual_commit(paceline_cuda* cuda, const uint64_t* keys,
+                                            uint64_t count) {
   return guarded([&]() -> Status {
     USABLE(cuda);
-    return cuda->path->commit_residuals();
+    if (keys == nullptr) return cuda->path->commit_residuals();
+    return cuda->path->commit_residuals(std::span(keys, count));
   });
 }
 
-paceline_code paceline_cuda_residual_rollback(paceline_cuda* cuda) {
+paceline_code paceline_cuda_residual_rollback(paceline_cuda* cuda, const uint64_t* keys,
+                                              uint64_t count) {
   return guarded([&]() -> Status {
     USABLE(cuda);
-    return cuda->path->rollback_residuals();
+    if (keys == nullptr) return cuda->path->rollback_residuals();
+    return cuda->path->rollback_residuals(std::span(keys, count));
   });
 }
 

@@ -163,6 +163,9 @@ class Path {
   Status rest();
   Status wait_arrival(double timeout_s, bool& finite);
   Status wait_operation(uint64_t operation, double timeout_s, bool& finite);
+  uint64_t take_not_finite(std::span<uint64_t> operations) {
+    return pump_->take_not_finite(operations);
+  }
   [[nodiscard]] bool arrived(uint64_t operation) const;
   Result<drivers::cuda::DevicePtr> gate();
   void abort(const std::string& reason);
@@ -171,6 +174,8 @@ class Path {
 
   Status commit_residuals();
   Status rollback_residuals();
+  Status commit_residuals(std::span<const uint64_t> keys);
+  Status rollback_residuals(std::span<const uint64_t> keys);
   Status scale_residuals(double factor);
   Status read_residual(uint64_t key, std::span<float> data);
   Status write_residual(uint64_t key, std::span<const float> data);

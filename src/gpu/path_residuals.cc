@@ -99,6 +99,27 @@ Status Path::rollback_residuals() {
   return ended_by(order_lanes_after_gather());
 }
 
+Status Path::commit_residuals(std::span<const uint64_t> keys) {
+  PACELINE_RETURN_IF_ERROR(usable("residual commit"));
+  const CurrentContext current(api_, context_);
+  settle_sums();
+  PACELINE_RETURN_IF_ERROR(ended_by(residuals_->commit(keys)));
+  if (!sum_residuals_->ready()) return Status::ok();
+  auto status = sum_residuals_->commit(keys);
+  if (status) status = order_lanes_after_gather();
+  return ended_by(status);
+}
+
+Status Path::rollback_residuals(std::span<const uint64_t> keys) {
+  PACELINE_RETURN_IF_ERROR(usable("residual rollback"));
+  const CurrentContext current(api_, context_);
+  settle_sums();
+  residuals_->rollback(keys);
+  if (!sum_residuals_->ready()) return Status::ok();
+  sum_residuals_->rollback(keys);
+  return ended_by(order_lanes_after_gather());
+}
+
 Status Path::scale_residuals(double factor) {
   PACELINE_RETURN_IF_ERROR(usable("residual scale"));
   if (!(factor > 0 && factor < 1e38))

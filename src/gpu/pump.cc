@@ -18,6 +18,7 @@ constexpr Time kLookForNode = 70 * kMicrosecond;  // longer than for other thing
 // While so many bytes a wire are yet to leave nothing here is urgent: a thread needs 0.3 ms for them at 25 Gb/s.
 constexpr uint64_t kPlenty = 1U << 20;
 constexpr Time kBusyNap = 100 * kMicrosecond;
+constexpr size_t kToldOperations = 4096;
 constexpr Time kWatchEvery = 200 * kMillisecond;
 // Pieces whose receives are posted between two looks at the flags: one takes as long as its sends, and neither must wait for
 // the other's end.
@@ -527,7 +528,10 @@ void Pump::finish(const Ticket& ticket) {
     return;
   }
   if (ticket.kind == Kind::kReport) {
-    if ((o.report & Operation::kNonFinite) != 0) finite_ = false;
+    if ((o.report & Operation::kNonFinite) != 0) {
+      finite_ = false;
+      if (not_finite_.size() < kToldOperations) not_finite_.push_back(o.sequence);
+    }
     arrived(o);
     return;
   }

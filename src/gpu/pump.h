@@ -21,6 +21,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -105,6 +106,8 @@ class Pump {
   Time note_arrival(uint64_t sequence);
   /// Until that, or a failure, or `until`.
   void rest(uint64_t sequence, Time until);
+  /// The operations of which that was said, as many as there is room for; they are forgotten with that. Returns how many.
+  uint64_t take_not_finite(std::span<uint64_t> operations);
   /// What such a wait said of `finite` reached nobody: the next one says it.
   void tell_again(bool finite);
   /// Whether wait_operation() would return at once.
@@ -214,6 +217,7 @@ class Pump {
   std::array<uint64_t, Flags::kGates> gated_{};  ///< by gate: the last operation that it stands for
   size_t next_gate_ = 0;
   bool finite_ = true;
+  std::vector<uint64_t> not_finite_;  ///< operations, until someone asks for them
   bool stopping_ = false;
   bool told_ = false;  ///< of the failure
   int failing_ = 0;    ///< callers inside fail(), who tell others

@@ -120,6 +120,14 @@ Status Pump::wait_operation(uint64_t sequence, double timeout_s, bool& finite) {
   return wait_until([&] { return arrived_through_ >= sequence; }, timeout_s, finite);
 }
 
+uint64_t Pump::take_not_finite(std::span<uint64_t> operations) {
+  const std::lock_guard lock(mutex_);
+  const size_t count = std::min(operations.size(), not_finite_.size());
+  std::copy_n(not_finite_.begin(), count, operations.begin());
+  not_finite_.erase(not_finite_.begin(), not_finite_.begin() + static_cast<ptrdiff_t>(count));
+  return count;
+}
+
 Time Pump::note_arrival(uint64_t sequence) {
   const std::lock_guard lock(mutex_);
   const Time before = noted_at_;

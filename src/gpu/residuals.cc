@@ -12,6 +12,8 @@ namespace {
 // Positions in a plane are multiples of this: 64 bytes.
 constexpr uint64_t kGranule = 16;
 
+uint64_t round_up(uint64_t elements) { return (elements + kGranule - 1) / kGranule * kGranule; }
+
 }  // namespace
 
 Status Residuals::use(const Memory& memory) {
@@ -117,7 +119,17 @@ void Residuals::insert(Layout& layout, std::span<const ResidualRange> ranges, ui
 
 Result<uint64_t> Residuals::take(int plane, uint64_t elements) {
   auto& used = used_[static_cast<size_t>(plane)];
-  const uint64_t rounded = (elements + kGranule - 1) / kGranule * kGranule;
+  auto& free = free_[static_cast<size_t>(plane)];
+  const uint64_t rounded = round_up(elements);
+  for (auto it = free.begin(); it != free.end(); ++it) {
+    const auto [begin, end] = *it;
+    const uint64_t position = round_up(begin);
+    if (position + elements > end) continue;  // what it was rounded up by did not come back
+    free.erase(it);
+    if (begin < position) free[begin] = position;
+    if (position + rounded < end) free[position + rounded] = end;
+    return position;
+  }
   if (used + rounded > memory_.elements)
     return Status(Code::kResourceExhausted,
                   fmt::format("the residuals' memory holds {} elements of this rank's shards; {} "
@@ -204,6 +216,119 @@ void Residuals::release(std::span<const ResidualRange> ranges, std::vector<Parti
   }
 }
 
+/// Neighbours become one stretch again, for the next bucket is placed as a whole.
+void Residuals::give_back(int plane, const Entry& entry) {
+  auto& free = free_[static_cast<size_t>(plane)];
+  uint64_t begin = entry.position, end = entry.position + entry.elements;
+  auto next = free.lower_bound(begin);
+  if (next != free.begin() && std::prev(next)->second == begin) {
+    begin = std::prev(next)->first;
+    free.erase(std::prev(next));
+  }
+  if (next != free.end() && next->first == end) {
+    end = next->second;
+    free.erase(next);
+  }
+  free[begin] = end;
+}
+
+/// What the step has written of these parameters, as it lies in the plane: buckets are copied as a whole.
+std::vector<Residuals::Written> Residuals::written(std::span<const uint64_t> keys) const {
+  std::vector<Written> all;
+  for (const uint64_t key : keys) {
+    const auto latest = latest_.find(key);
+    if (latest == latest_.end()) continue;
+    for (const auto& [offset, e] : latest->second)
+      all.push_back({{key, offset, e.elements}, e.position});
+  }
+  std::sort(all.begin(), all.end(),
+            [](const auto& a, const auto& b) { return a.position < b.position; });
+  return all;
+}
+
+/// Gives these ranges places among the committed values where they have none.
+Status Residuals::make_room(std::span<const Written> ranges) {
+  std::vector<ResidualRange> together;
+  uint64_t elements = 0, end = 0;
+  const auto flush = [&]() -> Status {
+    if (together.empty()) return Status::ok();
+    PACELINE_ASSIGN(const uint64_t position, take(now_, elements));
+    insert(committed_, together, position);
+    together.clear();
+    elements = 0;
+    return Status::ok();
+  };
+  std::vector<Found> found;
+  std::vector<ResidualRange> missing;
+  for (const auto& [range, position] : ranges) {
+    missing.clear();
+    find(committed_, now_, range, found, missing);
+    for (const auto& gap : missing) {
+      const uint64_t begin = position + (gap.offset - range.offset);
+      if (begin != end) PACELINE_RETURN_IF_ERROR(flush());
+      together.push_back(gap);
+      elements += gap.elements;
+      end = begin + gap.elements;
+    }
+  }
+  return flush();
+}
+
+Status Residuals::commit(std::span<const uint64_t> keys) {
+  for (const uint64_t key : keys) {
+    const auto released = released_.find(key);
+    if (released == released_.end()) continue;
+    for (const auto& [offset, e] : released->second) give_back(now_, e);
+    released_.erase(released);
+  }
+  const auto ranges = written(keys);
+  PACELINE_RETURN_IF_ERROR(make_room(ranges));
+  Found from{0, 1 - now_, 0};
+  uint64_t to = 0;
+  std::vector<Found> found;
+  std::vector<ResidualRange> missing;
+  for (const auto& [range, position] : ranges) {
+    found.clear();
+    find(committed_, now_, range, found, missing);
+    uint64_t at = position;
+    for (const auto& f : found) {
+      if (at != from.position + from.elements || f.position != to + from.elements) {
+        if (from.elements > 0) PACELINE_RETURN_IF_ERROR(copy(to, from, now_, stream_));
+        from = {0, 1 - now_, at};
+        to = f.position;
+      }
+      from.elements += f.elements;
+      at += f.elements;
+    }
+  }
+  if (from.elements > 0) PACELINE_RETURN_IF_ERROR(copy(to, from, now_, stream_));
+  forget_written(keys);
+  return Status::ok();
+}
+
+void Residuals::forget_written(std::span<const uint64_t> keys) {
+  for (const auto& [range, position] : written(keys))
+    give_back(1 - now_, {range.elements, position});
+  for (const uint64_t key : keys) latest_.erase(key);
+}
+
+void Residuals::rollback(std::span<const uint64_t> keys) {
+  for (const uint64_t key : keys) {
+    const auto released = released_.find(key);
+    if (released == released_.end()) continue;
+    take_back(key, released->second);
+    released_.erase(released);
+  }
+  forget_written(keys);
+}
+
+void Residuals::take_back(uint64_t key, const Entries& released) {
+  for (const auto& [offset, e] : released) {
+    const ResidualRange range{key, offset, e.elements};
+    insert(committed_, {&range, 1}, e.position);
+  }
+}
+
 Status Residuals::commit() {
   released_.clear();
   if (latest_.empty()) return Status::ok();
@@ -229,20 +354,17 @@ Status Residuals::commit() {
   committed_ = std::move(latest_);
   latest_.clear();
   used_[static_cast<size_t>(now_)] = 0;
+  free_[static_cast<size_t>(now_)].clear();
   now_ = 1 - now_;
   return Status::ok();
 }
 
 void Residuals::rollback() {
-  for (const auto& [key, entries] : released_) {
-    for (const auto& [offset, e] : entries) {
-      const ResidualRange range{key, offset, e.elements};
-      insert(committed_, {&range, 1}, e.position);
-    }
-  }
+  for (const auto& [key, entries] : released_) take_back(key, entries);
   released_.clear();
   latest_.clear();
   used_[static_cast<size_t>(1 - now_)] = 0;
+  free_[static_cast<size_t>(1 - now_)].clear();
 }
 
 Status Residuals::add_to(uint64_t key, std::span<float> data) {

@@ -64,6 +64,10 @@ class Residuals {
   void release(std::span<const ResidualRange> ranges, std::vector<Parting>& out);
   Status commit();
   void rollback();
+  /// The step of these parameters alone. What others have written stays to be settled, so the planes can't turn around:
+  /// a commit copies the parameters' values.
+  Status commit(std::span<const uint64_t> keys);
+  void rollback(std::span<const uint64_t> keys);
 
   /// Adds [0, data.size()) of a parameter, as of the last commit; what is another rank's, or was never used, is 0.
   Status add_to(uint64_t key, std::span<float> data);
@@ -108,6 +112,15 @@ class Residuals {
   static void remove(Layout& layout, const ResidualRange& range);
   Status copy(uint64_t to, const Found& from, int to_plane, drivers::cuda::Stream stream);
   Result<uint64_t> take(int plane, uint64_t elements);
+  struct Written {
+    ResidualRange range;
+    uint64_t position = 0;  ///< in the plane that is not the committed values'
+  };
+  [[nodiscard]] std::vector<Written> written(std::span<const uint64_t> keys) const;
+  Status make_room(std::span<const Written> ranges);
+  void forget_written(std::span<const uint64_t> keys);
+  void take_back(uint64_t key, const Entries& released);
+  void give_back(int plane, const Entry& entry);
   void insert(Layout& layout, std::span<const ResidualRange> ranges, uint64_t position);
 
   const drivers::cuda::Api& api_;
@@ -115,8 +128,10 @@ class Residuals {
   Memory memory_;
   int now_ = 0;                     ///< the plane of committed values
   std::array<uint64_t, 2> used_{};  ///< elements handed out, by plane
-  Layout committed_, latest_;       ///< in plane now_, in the other
-  Layout released_;                 ///< in plane now_: given away in this step
+  /// Of those, what came back before the planes turned around: begin, end.
+  std::array<std::map<uint64_t, uint64_t>, 2> free_;
+  Layout committed_, latest_;  ///< in plane now_, in the other
+  Layout released_;            ///< in plane now_: given away in this step
 };
 
 }  // namespace paceline::gpu

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from checks import check, run
 from simulated_gpu import RANK, SIZE, settings, wrapped
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
 from paceline._torch import ddp, residuals
@@ -21,9 +22,9 @@ def counted(communicator, *names):
     def wrap(name):
         original = getattr(communicator, name)
 
-        def method():
+        def method(keys):
             calls.append(name)
-            original()
+            original(keys)
 
         setattr(communicator, name, method)
 
@@ -77,6 +78,42 @@ def every_step_keeps_its_residuals_also_with_clipping_before_it():
         assert calls.count("commit_residuals") == clipped_calls.count("commit_residuals") == STEPS - 1, (overlap, calls)
         assert calls.count("rollback_residuals") == clipped_calls.count("rollback_residuals") == 1
         assert kept > 0 and clipped_kept > 0, overlap
+
+
+@check
+def models_on_one_group_are_kept_and_taken_back_apart():
+    """Their passes lie in one another, and one's numbers are not finite: what the other has sent and kept adds up."""
+    for codec, overlap in (("int8", False), ("topk", False), ("int8", True)):
+        torch.manual_seed(0)
+        with settings(codec=codec, topk_ratio=0.05, topk_threshold=1000), wrapped(nn.Linear(64, 64, bias=False)) as (whole, _):
+            spoilt = DistributedDataParallel(nn.Linear(64, 64, bias=False), process_group=whole.process_group)
+            optimizers = [torch.optim.SGD(one.parameters(), lr=0.0) for one in (whole, spoilt)]
+            if overlap:
+                optimizers[0] = paceline.torch.DistributedOptimizer(optimizers[0], model=whole, overlap="forward")
+            gradients = torch.zeros(2, 64, 64)  # what the ranks had, and what arrived
+            for step in range(STEPS):
+                kept = residual_of(spoilt, spoilt.module.weight)
+                for one in (spoilt, whole) if step % 2 else (whole, spoilt):
+                    one.zero_grad()
+                    loss = (one(batch(step, 64)) * batch(step + 50, 64)).sum()
+                    (loss * float("nan") if one is spoilt and step % 4 == 2 else loss).backward()
+                mine = batch(step + 50, 64).T @ batch(step, 64)
+                dist.all_reduce(mine)
+                optimizers[0].step()
+                if overlap:
+                    optimizers[0].synchronize()
+                gradients += torch.stack([mine / SIZE, whole.module.weight.grad])
+                optimizers[1].step()
+                if step % 4 == 2:
+                    assert torch.equal(kept, residual_of(spoilt, spoilt.module.weight)), (codec, step)
+                assert spoilt.module.weight.grad.isfinite().all() == (step % 4 != 2)
+            if overlap:
+                ddp.attachment_of(whole).overlap.settle()
+            left = residual_of(whole, whole.module.weight)
+            dist.all_reduce(left)
+            torch.testing.assert_close(gradients[1] + left, gradients[0], rtol=1e-4, atol=1e-3)
+            assert left.abs().max() > 0.01
+            del spoilt, one
 
 
 @check

@@ -1,6 +1,7 @@
 """Top-k with error feedback under DDP: nothing is lost, nothing is kept that was not sent, steps can be taken back."""
 
 import gc
+import itertools
 import os
 import tempfile
 
@@ -57,11 +58,17 @@ def parameters_of_a_model_that_is_gone_are_forgotten():
     """Their ids are given to others, whose optimizer must not be taken for one of ours."""
     one = model(seed=3)
     steps = attachment_of(one).endpoint.steps
-    before = set(steps.parameters) - {id(p) for p in one.parameters()}
-    assert len(steps.parameters) == len(before) + len(list(one.parameters()))
+    known = steps.models[attachment_of(one).model].parameters
+    assert set(known) == {id(p) for p in one.parameters()}
+    assert all(steps.owns(p) for p in one.parameters())
     del one
     gc.collect()
-    assert set(steps.parameters) == before
+    assert not list(known)
+    gone = len(steps.dropped)
+    assert gone
+    other = model(seed=3)
+    assert not steps.dropped
+    assert steps.owns(next(other.parameters()))
 
 
 @check
@@ -299,13 +306,13 @@ def two_models_keep_their_residuals_apart():
 
 
 @check
-def models_with_groups_of_their_own_are_taken_back_apart():
-    """Both backward passes come before both steps, and one of the two steps is spoilt."""
+def a_step_that_is_skipped_alone_is_taken_back_alone():
+    """Both models' backward passes come before both steps, and one of the two steps is spoilt."""
     if not MODERN:
         assert not hasattr(torch.amp, "GradScaler")
         return
-    for spoilt_first in (False, True):
-        whole, spoilt = (model(seed, process_group=dist.new_group()) for seed in (12, 13))
+    for spoilt_first, apart in itertools.product((False, True), repeat=2):
+        whole, spoilt = (model(seed, process_group=dist.new_group() if apart else None) for seed in (12, 13))
         first, second = (torch.optim.SGD(one.parameters(), lr=0.01) for one in (whole, spoilt))
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         for step in range(2):
@@ -320,6 +327,58 @@ def models_with_groups_of_their_own_are_taken_back_apart():
             after = [residuals(one) for one in (whole, spoilt)]
             assert [identical(*pair) for pair in zip(before, after)] == [False, step == 1]
             scaler.update()
+
+
+@check
+def an_inf_of_one_model_leaves_the_others_step_alone():
+    """Top-k sees it by itself. The other's backward pass lies before or behind; no scaler, and nobody steps between."""
+    for inf_first in (False, True):
+        whole, spoilt = model(14), model(15)
+        optimizers = [torch.optim.SGD(one.parameters(), lr=0.01) for one in (whole, spoilt)]
+        exact = plain(14)
+        for step in range(3):
+            before = [residuals(one) for one in (whole, spoilt)]
+            for one in (whole, spoilt, exact):
+                one.zero_grad()
+            factor = float("inf") if step == 1 and RANK == 0 else 1.0
+            passes = [(whole, 1.0), (spoilt, factor)]
+            for one, factor in reversed(passes) if inf_first else passes:
+                backward(one, step, factor)
+            backward(exact, step)
+            optimizers[0].step()
+            if step != 1:
+                optimizers[1].step()
+            after = [residuals(one) for one in (whole, spoilt)]
+            assert [identical(*pair) for pair in zip(before, after)] == [False, step == 1]
+            # What travelled and what stayed add up, in the step of the Inf too.
+            means = [mean_over_ranks(named) for named in (before[0], after[0])]
+            for (name, mine), theirs in zip(whole.module.named_parameters(), exact.module.parameters()):
+                left = mine.grad.double() + means[1][name]
+                torch.testing.assert_close(left, theirs.grad.double() + means[0][name], rtol=1e-5, atol=1e-6)
+            with torch.no_grad():
+                for mine, theirs in zip(whole.module.parameters(), exact.module.parameters()):
+                    theirs.copy_(mine)
+
+
+@check
+def a_model_may_step_often_while_another_ones_waits():
+    """And what waits is taken back as a whole in the end."""
+    often, waits = model(16), model(17)
+    backward(waits, 0)
+    patient, eager = (torch.optim.SGD(one.parameters(), lr=0.01) for one in (waits, often))
+    patient.step()
+    before = residuals(waits)
+    backward(waits, 1)
+    memory = None
+    for step in range(6):
+        often.zero_grad()
+        backward(often, step)
+        eager.step()
+        taken = attachment_of(often).endpoint.communicator.stats()["residual_bytes"]
+        assert memory in (None, taken), (memory, taken)
+        memory = taken if step >= 2 else None  # DDP has cut its buckets anew by then
+    backward(waits, 2, factor=float("nan") if RANK == 1 else 1.0)
+    assert identical(before, residuals(waits))
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ class _Carrier(carriers.CpuCarrier):
     def wait(self, operation):
         finite = self._communicator.wait_operation(operation)
         self._communicator.join(operation, 0)
-        return finite
+        return self.model not in self.steps.not_finite(finite)
 
     def reduce_now(self, buffers):
         for operation in [self._attachment.submit(self._probe(buffer)) for buffer in buffers]:

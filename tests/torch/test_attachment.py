@@ -25,7 +25,7 @@ def model():
 
 @pytest.fixture
 def attachment(model):
-    endpoint = SimpleNamespace(steps=SimpleNamespace(parameters={}, enabled=False, forget_dropped=lambda: None))
+    endpoint = SimpleNamespace(steps=SimpleNamespace(add=lambda *_: None, dropped=[], enabled=False))
     return Attachment(model, endpoint)
 
 

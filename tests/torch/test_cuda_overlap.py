@@ -101,6 +101,7 @@ class FakeAttachment:
         self.endpoint = FakeEndpoint()
         self._ddp = weakref.ref(model)
         self._rebuilt = None
+        self.model = 0
 
     def process_group(self):
         return None

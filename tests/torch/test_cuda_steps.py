@@ -52,6 +52,7 @@ class FakeEndpoint:
         self.communicator = FakeCommunicator()
         self.momentum = momentum
         self.steps = cuda_steps.CudaSteps(self, enabled)
+        self.steps.add("model", [])
 
 
 @pytest.fixture
@@ -61,15 +62,15 @@ def endpoint():
     made.steps.forget()
 
 
-def backward(endpoint, buckets_=3):
+def backward(endpoint, buckets_=3, model="model"):
     for index in range(buckets_):
-        endpoint.steps.submitted(index == 0, "model")
+        endpoint.steps.submitted(index == 0, model)
 
 
 def optimizer_of(endpoint, kind=torch.optim.SGD, **arguments):
     parameter = nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
-    endpoint.steps.parameters[id(parameter)] = parameter
+    endpoint.steps.models["model"].parameters[id(parameter)] = parameter
     return kind([parameter], lr=0.1, **arguments)
 
 
@@ -354,7 +355,7 @@ def test_a_step_that_the_scaler_skips_takes_the_residuals_back(endpoint):
     """The scaler calls no optimizer then: arrival is waited for all the same."""
     backward(endpoint)
     for steps in amp.ResidualSteps.every():
-        steps.rollback()
+        steps.optimizer_skipped(optimizer_of(endpoint))
     assert endpoint.communicator.said() == ["wait", "rollback"]
     backward(endpoint)
     endpoint.steps.scale(0.5)
@@ -363,9 +364,106 @@ def test_a_step_that_the_scaler_skips_takes_the_residuals_back(endpoint):
 
 def test_a_refused_operation_is_not_waited_for(endpoint):
     endpoint.steps.submitted(True, "model")
-    endpoint.steps.not_submitted()
+    endpoint.steps.not_submitted("model")
     endpoint.steps.arrive()
     assert endpoint.communicator.said() == []
+
+
+@pytest.fixture
+def two(endpoint, monkeypatch):
+    """An endpoint with a model of one bucket, key 7, and one of two, key 9; says what is asked with which keys."""
+    steps, communicator = endpoint.steps, endpoint.communicator
+    steps.models.clear()
+    optimizers = {}
+    for model, key in (("first", 7), ("second", 9)):
+        parameter = nn.Parameter(torch.randn(3))
+        parameter.grad = torch.randn(3)
+        steps.add(model, [(key, parameter)])
+        optimizers[model] = torch.optim.SGD([parameter], lr=0.1)
+    communicator.not_finite, communicator.operations = [], 0
+    monkeypatch.setattr(communicator, "take_not_finite", lambda: communicator.not_finite, raising=False)
+    for name in ("commit", "rollback"):
+        monkeypatch.setattr(
+            communicator,
+            f"{name}_residuals",
+            lambda keys, name=name: communicator.calls.append((name, keys)),
+            raising=False,
+        )
+
+    def run(model, buckets=1):
+        for index in range(buckets):
+            steps.submitted(index == 0, model)
+            communicator.operations += 1
+            steps.sent(model, communicator.operations)
+
+    return endpoint, optimizers, run
+
+
+def test_models_step_at_times_of_their_own(two):
+    endpoint, optimizers, run = two
+    run("first")
+    run("second", 2)
+    optimizers["first"].step()
+    assert endpoint.communicator.said() == ["wait", ("commit", [7])]
+    run("first")
+    assert endpoint.communicator.said() == []
+    optimizers["first"].step()
+    assert endpoint.communicator.said() == ["wait", ("commit", [7])]
+    optimizers["second"].step()
+    assert endpoint.communicator.said() == [("commit", None)]
+
+
+def test_the_model_that_is_not_finite_is_taken_back_alone(two):
+    endpoint, optimizers, run = two
+    run("first")
+    run("second", 2)
+    endpoint.communicator.finite, endpoint.communicator.not_finite = False, [3]
+    optimizers["first"].step()
+    assert endpoint.communicator.said() == ["wait", ("rollback", [9]), ("commit", None)]
+
+
+def test_where_it_is_not_known_whose_numbers_are_not_finite_all_are_taken_back(two):
+    endpoint, optimizers, run = two
+    run("first")
+    run("second")
+    endpoint.communicator.finite = False
+    optimizers["first"].step()
+    assert endpoint.communicator.said() == ["wait", ("rollback", [7]), ("rollback", None)]
+
+
+def test_a_wait_for_one_model_keeps_in_mind_what_it_has_heard_of_another(two):
+    endpoint, optimizers, run = two
+    run("first")
+    run("second")
+    endpoint.communicator.not_finite = [2]
+    assert endpoint.steps.not_finite(False) == {"second"}  # as an overlapped model's wait for its own bucket is told
+    optimizers["second"].step()
+    assert endpoint.communicator.said() == ["wait", ("rollback", [9])]
+    optimizers["first"].step()
+    assert endpoint.communicator.said() == [("commit", None)]
+
+
+def test_whose_turn_it_was_is_remembered_for_long_enough(two):
+    endpoint, _, run = two
+    for _ in range(2000):
+        run("first")
+        run("second")
+    endpoint.communicator.not_finite = [3999]
+    assert endpoint.steps.not_finite(False) == {"first"}
+    endpoint.communicator.not_finite = [4000]
+    assert endpoint.steps.not_finite(False) == {"second"}
+    assert len(endpoint.steps._turns) <= cuda_steps._TURNS
+    endpoint.communicator.not_finite = [1]
+    assert endpoint.steps.not_finite(False) == {"first", "second"}
+
+
+def test_a_skipped_step_of_one_model_is_taken_back_alone(two):
+    endpoint, optimizers, run = two
+    run("first")
+    run("second")
+    endpoint.steps.optimizer_skipped(optimizers["first"])
+    optimizers["second"].step()
+    assert endpoint.communicator.said() == ["wait", ("rollback", [7]), ("commit", None)]
 
 
 def test_without_residuals_only_the_wait_is_left():

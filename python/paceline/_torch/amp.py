@@ -56,7 +56,7 @@ def patch(scaler_class):
         steps = ResidualSteps.of_optimizer(optimizer) if self.is_enabled() else []
         if steps and _found_inf(self, optimizer):
             for one in steps:
-                one.rollback()
+                one.optimizer_skipped(optimizer)
         return result
 
     @functools.wraps(update)

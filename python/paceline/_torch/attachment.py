@@ -40,22 +40,22 @@ class Attachment:
         self._layouts = {}
         self._keys = {}
         self._names = {}
-        endpoint.steps.forget_dropped()
-        for index, (name, parameter) in enumerate(ddp.module.named_parameters()):
-            self._keys[id(parameter)] = _models << 32 | index
-            self._names[id(parameter)] = name
-            endpoint.steps.parameters[id(parameter)] = parameter
-        self._model = _models
+        self.model = _models  # its number
         _models += 1
+        keyed = []
+        for index, (name, parameter) in enumerate(ddp.module.named_parameters()):
+            self._keys[id(parameter)] = self.model << 32 | index
+            self._names[id(parameter)] = name
+            keyed.append((self._keys[id(parameter)], parameter))
+        endpoint.steps.add(self.model, keyed)
         self._elements = sum(p.numel() for _, p, _ in self.keyed_parameters())  # those that DDP reduces from now on
         self._delayed = None
         self._known = {}  # buckets by number
         self._rebuilt = None
 
     def __del__(self):
-        endpoint = self.__dict__.get("endpoint")  # none: the constructor has raised
-        if endpoint is not None and endpoint.steps.enabled:
-            endpoint.steps.dropped.extend(self.__dict__.get("_keys", {}).values())
+        if "_delayed" in self.__dict__:  # else the constructor has raised
+            self.endpoint.steps.dropped.append(self.model)
 
     def begin_pass(self):
         """A backward pass begins."""
@@ -106,7 +106,7 @@ class Attachment:
         if not self.endpoint.steps.enabled:
             key = bucket.index()
             if key not in self._layouts:
-                self._layouts[key] = (None, f"bucket {key} of model {self._model}")
+                self._layouts[key] = (None, f"bucket {key} of model {self.model}")
             return self._layouts[key]
         parameters = bucket.parameters()
         key = tuple(map(id, parameters))
@@ -114,7 +114,7 @@ class Attachment:
             names = [self._names.get(i, "?") for i in key]
             span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
             segments = core.segment_array([(self._keys[id(p)], 0, p.numel()) for p in parameters])
-            self._layouts[key] = (segments, f"bucket {bucket.index()} of model {self._model} ({span})")
+            self._layouts[key] = (segments, f"bucket {bucket.index()} of model {self.model} ({span})")
         return self._layouts[key]
 
 

@@ -63,6 +63,7 @@ class Carrier:
         self._communicator = attachment.endpoint.communicator
         self.process_group = attachment.process_group()
         self.steps = attachment.endpoint.steps
+        self.model = attachment.model
         self.has_residuals = self.steps.enabled
         #: The codec sends so little that no order helps.
         self.few_bytes = self.has_residuals

@@ -50,11 +50,11 @@ class CpuAttachment(Attachment):
         elif known.pages is None:  # in its second pass: in the first ones DDP may cut its buckets anew
             known.pages = shared_pages.of_bucket(self.endpoint.communicator, buffer)
         steps = self.endpoint.steps
-        steps.submitted(not self._running)  # sparse gradients may come before a pass's first
+        steps.submitted(not self._running, self.model)  # sparse gradients may come before a pass's first
         try:
             op = self.submit(known.calls)
         except BaseException:
-            steps.ended(True)
+            steps.ended(True, 1, self.model)
             raise
         if index == 0 and self._waited > _SLACK:
             # The network waits for the last rank of the node, and this one has time to spare at the end.
@@ -127,7 +127,7 @@ class CpuAttachment(Attachment):
         finally:
             self._waited = time.monotonic() - began
             self._running = running[ended:]  # a signal's handler has raised: they still write into the buckets
-            self.endpoint.steps.ended(finite, ended)
+            self.endpoint.steps.ended(finite, ended, self.model)
         for _, future, buffer, _ in running:
             if factor is not None:
                 buffer.mul_(factor)
@@ -138,16 +138,19 @@ class CpuAttachment(Attachment):
         """Completes the futures from the completion thread."""
         running, self._running = self._running, []
         for op, future, buffer, known in running:
-            self.endpoint.communicator.watch(op, _Completion(future, buffer, self.endpoint.steps), (buffer, known))
+            self.endpoint.communicator.watch(
+                op, _Completion(future, buffer, self.endpoint.steps, self.model), (buffer, known)
+            )
 
     def __del__(self):
+        super().__del__()
         # A backward pass has raised, its model is gone: the engine writes into the buckets until they have ended.
         communicator = self.endpoint.communicator if self.__dict__.get("_running") else None
         if communicator is None or communicator.closed:
             return
         for op, _, buffer, known in self._running:
             with contextlib.suppress(RuntimeError):  # it has ended, with the job or the process
-                communicator.watch(op, _Dropped(self.endpoint.steps), (buffer, known))
+                communicator.watch(op, _Dropped(self.endpoint.steps, self.model), (buffer, known))
 
     def _by_process_group(self, buffer, last):
         future = average_by_process_group(self.process_group(), buffer, self.endpoint.size)
@@ -172,19 +175,19 @@ class CpuAttachment(Attachment):
 class _Dropped:
     """The end of an operation that nobody waits for."""
 
-    def __init__(self, steps):
-        self.steps = steps
+    def __init__(self, steps, model):
+        self.steps, self.model = steps, model
 
     def __call__(self, error, finite):
-        self.steps.ended(finite and error is None)
+        self.steps.ended(finite and error is None, 1, self.model)
 
 
 class _Completion:
-    def __init__(self, future, buffer, steps):
-        self.future, self.buffer, self.steps = future, buffer, steps
+    def __init__(self, future, buffer, steps, model):
+        self.future, self.buffer, self.steps, self.model = future, buffer, steps, model
 
     def __call__(self, error, finite):
-        self.steps.ended(finite and error is None)
+        self.steps.ended(finite and error is None, 1, self.model)
         if error is not None:
             self.future.set_exception(error)
         else:

@@ -33,7 +33,7 @@ class CudaAttachment(Attachment):
     def __init__(self, ddp, endpoint):
         super().__init__(ddp, endpoint)
         # Before DDP has seen a backward pass, all gradients may lie in one bucket.
-        endpoint.reserve(self._model, self._float32_bytes() if endpoint.steps.enabled else self._gradient_bytes())
+        endpoint.reserve(self.model, self._float32_bytes() if endpoint.steps.enabled else self._gradient_bytes())
         self._under_way = []  # buckets that this pass has handed over and nothing is ordered after yet
         self._encoded_names = {}
         self._rows = rows.of_model(ddp.module, endpoint.codec)
@@ -50,7 +50,7 @@ class CudaAttachment(Attachment):
         endpoint = self.__dict__.get("endpoint")
         if endpoint is None:
             return
-        endpoint.release(self.__dict__.get("_model"))
+        endpoint.release(self.__dict__.get("model"))
         # A backward pass has raised, its model is gone: the path writes into the buckets until they have ended.
         endpoint.steps.keep(self.__dict__.get("_under_way"))
 
@@ -82,12 +82,12 @@ class CudaAttachment(Attachment):
                 return self._by_process_group(buffer, last)
             known = self.keep(index, buffer, self.prepare(buffer, *self.encoded_layout(bucket)))
         steps = self.endpoint.steps
-        steps.submitted(not self._begun, self._model)
+        steps.submitted(not self._begun, self.model)
         self._begun = True
         try:
             self._last = self.submit(known.calls)
         except BaseException:
-            steps.not_submitted()
+            steps.not_submitted(self.model)
             raise
         if self._each_at_once or self.join_work is not None:
             future = Future(devices=[self.endpoint.device])
@@ -157,6 +157,7 @@ class CudaAttachment(Attachment):
         except PacelineError as error:
             self.endpoint.steps.failed(error)
             raise
+        self.endpoint.steps.sent(self.model, operation)
         return operation
 
     def _prepared(self, buffer, first, elements, name, codec=None, **arguments):
@@ -228,4 +229,4 @@ class CudaAttachment(Attachment):
 
     def _rows_name(self, weight):
         """What the path has met of these rows goes by their name: it must outlive DDP's first cut of the buckets."""
-        return f"{self._names[id(weight)]} of model {self._model}, by rows"
+        return f"{self._names[id(weight)]} of model {self.model}, by rows"

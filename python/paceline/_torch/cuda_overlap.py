@@ -79,10 +79,11 @@ class CudaCarrier(Carrier):
     def wait(self, operation):
         """Blocks the host until the bucket has come over the network; see Carrier."""
         try:
-            return self._communicator.wait_operation(operation)
+            finite = self._communicator.wait_operation(operation)
         except PacelineError as error:
             self.steps.failed(error)
             raise
+        return self.model not in self.steps.not_finite(finite)
 
     def probe_elements(self, like, elements):
         """See Carrier. int8 takes a byte an element."""

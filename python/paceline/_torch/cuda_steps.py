@@ -5,6 +5,7 @@ left half-received, the host waits for arrival before every optimizer's step; no
 gate instead (gates.py), and what the wait would have settled is settled as the next backward pass begins.
 """
 
+import bisect
 import functools
 import sys
 import threading
@@ -19,6 +20,7 @@ from paceline.errors import InvalidArgumentError, PacelineError, UnsupportedErro
 #: After these the path goes on; all others (a GPU that fails, ranks that disagree, one that is lost …) have ended it.
 _REFUSALS = (InvalidArgumentError, UnsupportedError)
 _FINISH_SECONDS = 10.0
+_TURNS = 1024  # are remembered
 _live = weakref.WeakSet()
 
 
@@ -32,7 +34,8 @@ class CudaSteps(residuals.ResidualSteps):
         self._under_way = 0
         self._gated = None  # the optimizer that has stepped, or is about to, without a wait
         self._gates = {}
-        self._models = set()
+        self._submitted = {}  # of those under way, how many, by model
+        self._turns = [(0, None)]  # (operation, model): from that operation on it was the model's turn
         self._kept = []  # buckets that nobody else holds, until they have arrived
         self._error = None  # that ended the job
         self._error_lock = threading.Lock()
@@ -41,40 +44,70 @@ class CudaSteps(residuals.ResidualSteps):
         residuals.remember(endpoint.communicator, self)
         _live.add(self)
 
-    def submitted(self, first, model=0):
+    def submitted(self, first, model):
         """An operation is about to be submitted; `first`: of this model's backward pass."""
         if first:
-            if self._gated is not None or model in self._models:
+            if self._gated is not None or model in self._submitted:
                 self.arrive()  # memory is reserved for one step; where no optimizer stepped, for one pass of the model
-            super().submitted(True)
+            super().submitted(True, model)
         elif self.enabled:  # what super() would do: the hook stands in the way of whoever launches kernels
-            self._running += 1
-        self._models.add(model)
+            self.models[model].running += 1
+        self._submitted[model] = self._submitted.get(model, 0) + 1
         self._under_way += 1
 
-    def not_submitted(self):
+    def not_submitted(self, model):
         """The operation announced last was refused."""
         self._under_way -= 1
-        super().ended(True)
+        self._submitted[model] -= 1
+        super().ended(True, 1, model)
+
+    def sent(self, model, operation):
+        """The operation is this model's."""
+        if self.enabled and self._turns[-1][1] != model:
+            self._turns.append((operation, model))
+            if len(self._turns) > _TURNS:
+                del self._turns[: _TURNS // 2]
+
+    def not_finite(self, finite):
+        """The models whose numbers were not, where a wait has said whether all that has arrived is finite."""
+        if finite:
+            return ()
+        if len(self.models) < 2:
+            return set(self.models)
+        found = {self._sender_of(operation) for operation in self._communicator().take_not_finite()}
+        if not found or not found.issubset(self.models):
+            return set(self.models)  # it is not known which
+        for model in found:  # those whose end is told later
+            self.models[model].finite = False
+        return found
+
+    def _sender_of(self, operation):
+        """The model whose it is; None where that is too long ago."""
+        at = bisect.bisect_left(self._turns, (operation + 1,))
+        return self._turns[at - 1][1] if at else None
 
     def arrive(self):
         """Waits until everything submitted has come over the network; raises what failed."""
         count, self._under_way = self._under_way, 0
         gated, self._gated = self._gated, None
-        self._models.clear()
+        submitted, self._submitted = self._submitted, {}
         self._take_back(gated)
         if not count:
             return
         try:
             finite = self._communicator().wait_arrival()
         except PacelineError as error:
-            super().ended(True, count)
+            self._have_ended(submitted, ())
             self.failed(error)
             raise
         self._kept = []
-        super().ended(finite, count)
+        self._have_ended(submitted, self.not_finite(finite) if self.enabled else ())
         if gated is not None and self.enabled:
-            super().commit()
+            super().optimizer_stepped(gated)
+
+    def _have_ended(self, submitted, not_finite):
+        for model, count in submitted.items():
+            super().ended(model not in not_finite, count, model)
 
     def keep(self, buffers):
         """Holds buckets that the path may still write to, until all that is under way has arrived."""
@@ -172,18 +205,13 @@ class CudaSteps(residuals.ResidualSteps):
         return self._under_way > 0
 
     def optimizer_stepped(self, optimizer):
-        if optimizer is self._gated:
-            self._by_optimizer = True  # kept when it is known to have arrived
-        else:
+        if optimizer is not self._gated:  # else it is kept when it is known to have arrived
             super().optimizer_stepped(optimizer)
 
-    def commit(self):
-        self.arrive()
-        super().commit()
-
-    def rollback(self):
-        self.arrive()
-        super().rollback()
+    def _settle(self, steps, keep):
+        if any(step.running or step.pending for step in steps):
+            self.arrive()
+        super()._settle(steps, keep)
 
     def forget(self):
         """The communicator is about to be closed."""
@@ -201,7 +229,7 @@ class CudaSteps(residuals.ResidualSteps):
             return
         self._checked.add(optimizer)
         for group in optimizer.param_groups:
-            ours = any(id(p) in self.parameters for p in group["params"])
+            ours = any(self.owns(p) for p in group["params"])
             if ours and group.get("momentum", 0):
                 raise InvalidArgumentError(
                     f"PACELINE_TOPK_MOMENTUM={self._endpoint().momentum:g} applies the momentum before the selection, "

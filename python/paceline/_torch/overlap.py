@@ -155,8 +155,6 @@ class Overlap:
         if not unused and hasattr(ddp.reducer, "_set_optimizer_in_backward"):
             ddp.reducer._set_optimizer_in_backward()  # DDP need not copy buckets that are under way to .grad
         _live.add(self)
-        if carrier.has_residuals:
-            carrier.steps.overlaps.add(self)
         # The network writes to buckets until they have arrived, also when nobody holds the model any more.
         weakref.finalize(ddp, self.end).atexit = False
 
@@ -182,8 +180,6 @@ class Overlap:
         index, last, buffer = bucket.index(), bucket.is_last(), bucket.buffer()
         if index == 0:
             self.settle()  # what a backward pass that raised has left behind
-            for one in list(self.carrier.steps.overlaps):
-                one.settle()  # residuals are kept or taken back a step at a time
             if self.carrier.other_buckets():
                 self._known.clear()
             self.order.begin()
@@ -209,13 +205,13 @@ class Overlap:
         return flight.future
 
     def _send(self, flight, part):
-        ResidualSteps.submitted(self.carrier.steps, False)
+        ResidualSteps.submitted(self.carrier.steps, False, self.carrier.model)
         self._under_way += 1
         try:
             flight.operation = self.carrier.submit(flight, part)
         except BaseException:
             self._under_way -= 1
-            ResidualSteps.ended(self.carrier.steps, True)
+            ResidualSteps.ended(self.carrier.steps, True, 1, self.carrier.model)
             raise
         flight.unsent -= 1
         if not flight.unsent:
@@ -297,6 +293,8 @@ class Overlap:
         """
         self._raise_error()
         self.carrier.check_optimizer(optimizer)
+        if not self._flights:  # settled before, by another forward pass
+            self.carrier.steps.optimizer_stepped(optimizer)
         if any(flight.owned and flight.owned.get(id(optimizer)) for flight in self._flights) and not any(
             stepped is optimizer for stepped in self._stepped
         ):
@@ -470,7 +468,7 @@ class Overlap:
     def _ended(self):
         count, self._under_way = self._under_way, 0
         finite, self._finite = self._finite, True
-        ResidualSteps.ended(self.carrier.steps, finite, count)
+        ResidualSteps.ended(self.carrier.steps, finite, count, self.carrier.model)
 
     def _raise_error(self):
         if self.error is not None:
@@ -517,7 +515,6 @@ class Overlap:
         self.reads.pending.clear()
         self.reads.stop()
         _live.discard(self)
-        self.carrier.steps.overlaps.discard(self)
         return self.error if known is None else None
 
     def __reduce__(self):

@@ -23,20 +23,31 @@ def remember(communicator, steps):
     _steps[communicator] = steps
 
 
+class ModelStep:
+    """The step under way of one model."""
+
+    def __init__(self, keyed):
+        self.keys = [key for key, _ in keyed]
+        #: By id, of a model that lives: an id is given again once its parameter is gone.
+        self.parameters = weakref.WeakValueDictionary((id(parameter), parameter) for _, parameter in keyed)
+        self.running = 0  # operations
+        self.finite = True
+        self.pending = False  # something has ended that is neither kept nor taken back
+        self.by_optimizer = False
+
+
 class ResidualSteps:
-    """The step under way on one communicator; does nothing unless top-k is on."""
+    """The steps under way on one communicator, of each of its models; does nothing unless top-k is on.
+
+    Models step at times of their own (two networks that train each other, a scaler that skips one of two optimizers),
+    and so what one has sent is settled by its keys, amid the others' steps.
+    """
 
     def __init__(self, communicator):
         self._communicator = weakref.ref(communicator)
         self.enabled = core.setting("codec", _state.face) == "topk"
-        self._running = 0
-        self._finite = True
-        self._pending = False
-        self._by_optimizer = False
-        #: By id, of models that live: an id is given again once its parameter is gone.
-        self.parameters = weakref.WeakValueDictionary()
-        self.overlaps = weakref.WeakSet()  # models whose last step may still be under way
-        self.dropped = []  # keys of parameters of models that are gone, by whichever thread collected them
+        self.models = {}  # by number
+        self.dropped = []  # models that are gone, by whichever thread collected them
 
     @classmethod
     def of(cls, communicator):
@@ -52,63 +63,95 @@ class ResidualSteps:
     def of_optimizer(optimizer):
         """Those that have parameters of an optimizer; all, where it is not known whose it has."""
         steps = ResidualSteps.every()
-        return [one for one in steps if one.has_parameters_of(optimizer)] or steps
+        return [one for one in steps if one.models_of(optimizer)] or steps
 
-    def has_parameters_of(self, optimizer):
-        firsts = (id(group["params"][0]) for group in optimizer.param_groups if group["params"])
-        return any(first in self.parameters for first in firsts)
+    def add(self, model, keyed):
+        """A model's number and its parameters: (residual key, parameter)."""
+        self._forget_dropped()
+        self.models[model] = ModelStep(keyed)
 
-    def submitted(self, first):
+    def owns(self, parameter):
+        return any(id(parameter) in model.parameters for model in self._models())
+
+    def models_of(self, optimizer):
+        """Those of which an optimizer updates parameters."""
+        models = self._models()
+        if len(models) == 1:  # asked at every step: a parameter of each group is enough
+            ids = {id(group["params"][0]) for group in optimizer.param_groups if group["params"]}
+        else:
+            ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return [model for model in models if not ids.isdisjoint(model.parameters)]
+
+    def submitted(self, first, model):
         """An operation is about to be submitted; `first`: of its model's backward pass."""
         if not self.enabled:
             return
-        if first:
-            for one in list(self.overlaps):
-                one.settle()
-        if first and self._running == 0 and not self._by_optimizer:
-            self.commit()
-        self._running += 1
+        step = self.models[model]
+        if first and not step.running and not step.by_optimizer:
+            self._settle([step], True)
+        step.running += 1
 
     def optimizer_stepped(self, optimizer):
-        """Called after every torch optimizer's step; ends the step where the parameters are ours."""
-        if self.has_parameters_of(optimizer):
-            self._by_optimizer = True
-            self.commit()
+        """Called after every torch optimizer's step; ends the step of the models whose parameters it has."""
+        stepped = self.models_of(optimizer)
+        for step in stepped:
+            step.by_optimizer = True
+        self._settle(stepped, True)
 
-    def ended(self, finite, operations=1):
+    def optimizer_skipped(self, optimizer):
+        """What the optimizer did not apply is taken back: of its models, of all where it is not known whose it has."""
+        self._settle(self.models_of(optimizer) or self._models(), False)
+
+    def ended(self, finite, operations, model):
         """Operations have ended. The last one of the backward pass settles the step when it was not finite."""
         if not self.enabled:
             return
-        self._running -= operations
-        self._finite = self._finite and finite
-        self._pending = True
-        if self._running == 0 and not self._finite:
-            self.rollback()
+        step = self.models[model]
+        step.running -= operations
+        step.finite = step.finite and finite
+        step.pending = True
+        if not step.running and not step.finite:
+            self._settle([step], False)
 
-    def commit(self):
-        if self._pending and self._running == 0:
-            self._pending, self._finite = False, True
-            self._alive().commit_residuals()
+    def commit(self, model=None):
+        """Keeps what one model's step has left, or every model's."""
+        self._settle(self._models() if model is None else [self.models[model]], True)
 
-    def rollback(self):
-        if self._pending and self._running == 0:
-            self._pending, self._finite = False, True
-            self._alive().rollback_residuals()
-
-    def forget_dropped(self):
-        """Frees the residuals of models that are gone, as far as no operation may still write to them."""
-        keys, self.dropped = self.dropped, []
-        if not keys or self._alive() is None:
+    def _settle(self, steps, keep):
+        ripe = [step for step in steps if step.pending and not step.running]
+        communicator = self._alive()
+        if not ripe or communicator is None:
             return
-        for key in keys:
-            try:
-                self._alive().write_residual(key, None, 0)
-            except InvalidArgumentError:  # amid a step
-                self.dropped.append(key)
+        for step in ripe:
+            step.pending, step.finite = False, True
+        others = any(step.pending or step.running for step in self._models())
+        keys = [key for step in ripe for key in step.keys] if others else None
+        if keep:
+            communicator.commit_residuals(keys)
+        else:
+            communicator.rollback_residuals(keys)
+
+    def _forget_dropped(self):
+        """Frees the residuals of models that are gone, as far as no operation may still write to them."""
+        dropped, self.dropped = self.dropped, []
+        for model in dropped:
+            step = self.models[model]
+            if step.running:
+                self.dropped.append(model)
+                continue
+            self._settle([step], True)
+            communicator = self._alive()
+            if self.enabled and communicator is not None:
+                for key in step.keys:
+                    communicator.write_residual(key, None, 0)
+            del self.models[model]
 
     def scale(self, factor):
         self.commit()
         self._alive().scale_residuals(factor)
+
+    def _models(self):
+        return list(self.models.values())  # other threads may add some
 
     def _alive(self):
         communicator = self._communicator()
@@ -120,7 +163,7 @@ def read_state(attachment, all_ranks):
     endpoint = attachment.endpoint
     if attachment.overlap is not None:
         attachment.overlap.settle()
-    endpoint.steps.commit()
+    endpoint.steps.commit(attachment.model)
     residuals = {}
     for name, parameter, key in attachment.keyed_parameters():
         residual = torch.zeros(parameter.shape, dtype=torch.float32)
@@ -158,7 +201,7 @@ def write_state(attachment, state):
             )
     if attachment.overlap is not None:
         attachment.overlap.settle()
-    endpoint.steps.commit()
+    endpoint.steps.commit(attachment.model)
     for name, residual in residuals.items():
         dense = residual.detach().to(device="cpu", dtype=torch.float32).contiguous()
         endpoint.communicator.write_residual(wanted[name][1], dense.data_ptr(), dense.numel())

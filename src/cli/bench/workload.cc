@@ -227,7 +227,7 @@ Status Workload::run() {
   paceline_code code = paceline_run(comm_, &args_, &result);
   if (code != PACELINE_OK) return {static_cast<Code>(code), paceline_error(comm_)};
   if (codec_.codec == plan::Codec::kTopK) {
-    code = paceline_residual_commit(comm_);
+    code = paceline_residual_commit(comm_, nullptr, 0);
     if (code != PACELINE_OK) return {static_cast<Code>(code), paceline_error(comm_)};
   }
   return Status::ok();
