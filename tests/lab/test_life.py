@@ -308,7 +308,8 @@ def test_keep_leaves_and_remove_kept_ends():
         (["--json", "/nonexistent/folder/x.json"], "--json"),
         (["--loopback", "--loss", "1%"], "--loopback"),
         (["--keep", "--delay", "1ms"], "--keep can't go with --delay"),
-        (["--keep", "--loopback"], "--keep"),
+        (["--loopback", "--rate", "1gbit"], "can't go with --rate. Leave --loopback out"),
+        (["--keep", "--loopback"], "can't go with --keep"),
         (["--bogus"], "--bogus"),
     ],
 )

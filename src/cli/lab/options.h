@@ -76,6 +76,7 @@ class Flags {
  private:
   Status apply_profile();
   Status check() const;
+  Status check_loopback() const;
   Options options_;
   CLI::App* app_ = nullptr;
   std::string rate_, per_flow_, loss_, delay_, grace_;

@@ -68,13 +68,30 @@ TEST(Options, ErrorsNameTheFlag) {
   for (const std::string scale : {"nan", "-nan", "inf", "0", "-1", "1e400", "11", "", "1x"})
     EXPECT_THROW((void)parse({"--profile", "aws-10g", "--scale", scale}), CLI::ValidationError)
         << scale;
-  for (const std::string profile : {"aws-25g", "azure-16g"}) {  // with a cap of its flows, without
-    EXPECT_EQ(message({"--loopback", "--profile", profile}),
-              "--loopback shapes nothing: it can't go with --profile " + profile +
-                  ". Leave one of them out");
-  }
   EXPECT_NE(message({"--profile", "aws-10g", "--rate", "1gbit"}).find("--profile aws-10g caps"),
             std::string::npos);
+}
+
+// Also what the flag's own default would be: who asks for a link must not be shown figures of none.
+TEST(Options, LoopbackRefusesWhatItCanNotHonour) {
+  using Words = std::vector<std::string>;
+  for (const Words& asked :
+       {Words{"--rate", "1gbit"}, Words{"--per-flow", "300mbit"}, Words{"--delay", "0us"},
+        Words{"--loss", "0%"}, Words{"--profile", "aws-25g"}, Words{"--profile", "azure-16g"},
+        Words{"--mtu", "1500"}, Words{"--congestion", "cubic"}, Words{"--keep"}}) {
+    Words words = asked;
+    words.emplace_back("--loopback");
+    const auto status = parse(words).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << asked[0];
+    EXPECT_NE(status.message().find("it can't go with " + asked[0] + ". Leave --loopback out"),
+              std::string::npos)
+        << status.message();
+  }
+  const auto both = parse({"--loopback", "--mtu", "9000", "--rate", "1gbit"}).status();
+  EXPECT_NE(both.message().find("with --rate, --mtu."), std::string::npos) << both.message();
+  EXPECT_TRUE(parse({"--loopback", "--nodes", "4", "--slots", "2", "--grace", "1s", "--quiet",
+                     "--no-calibration", "--json", "x.json"})
+                  .is_ok());
 }
 
 // What a script makes of a variable that is not set.
