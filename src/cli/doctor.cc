@@ -15,12 +15,15 @@
 #include "bootstrap/secret.h"
 #include "cli/commands.h"
 #include "cli/doctor_checks.h"
+#include "cli/standard_output.h"
 #include "paceline/comm.h"
 
 namespace paceline::cli {
 namespace {
 
 using bootstrap::SecretSource;
+
+constexpr const char* kName = "paceline doctor";
 
 struct Options {
   bool settings = false;
@@ -44,16 +47,13 @@ const char* mark(Verdict verdict) {
 }
 
 int print_settings(const Options& options, Face face) {
-  if (options.markdown) {
-    std::cout << Settings::to_markdown();
-    return 0;
-  }
+  if (options.markdown) return show_or_fail(Settings::to_markdown(), 0, kName);
   const auto settings = Settings::load_all(face);
-  std::cout << (options.json ? settings.to_json() + "\n" : settings.to_text());
-  if (!settings.problems().empty()) std::cout.flush();  // below the page
+  const auto page = options.json ? settings.to_json() + "\n" : settings.to_text();
+  const int code = show_or_fail(page, settings.problems().empty() ? 0 : 1, kName);
   for (const auto& problem : settings.problems())
     std::cerr << "paceline doctor: " << problem.status.message() << "\n";
-  return settings.problems().empty() ? 0 : 1;
+  return code;
 }
 
 /// Lines after the first begin below it.
@@ -73,6 +73,7 @@ int diagnose(const Options& options, Face face) {
   check_launchers(findings, face);
   check_meeting_point(findings, face);
   check_lab(findings);
+  std::string page;
   if (options.json) {
     auto out = nlohmann::json::array();
     for (const auto& f : findings)
@@ -81,12 +82,12 @@ int diagnose(const Options& options, Face face) {
                      {"found", f.found},
                      {"fix", f.fix}});
     // Variables may hold anything, also no UTF-8.
-    std::cout << out.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    page = out.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   } else {
-    fmt::print("paceline {}\n", paceline_version());
+    page = fmt::format("paceline {}\n", paceline_version());
     for (const auto& f : findings) {
-      fmt::print("{:8} {:22} {}\n", mark(f.verdict), f.subject, indented(f.found));
-      if (!f.fix.empty()) fmt::print("{:8} {:22} fix: {}\n", "", "", f.fix);
+      page += fmt::format("{:8} {:22} {}\n", mark(f.verdict), f.subject, indented(f.found));
+      if (!f.fix.empty()) page += fmt::format("{:8} {:22} fix: {}\n", "", "", f.fix);
     }
   }
   auto failed = std::count_if(findings.begin(), findings.end(),
@@ -94,9 +95,9 @@ int diagnose(const Options& options, Face face) {
   if (!options.json) {
     const auto count = failed == 0 ? std::string("nothing")
                                    : fmt::format("{} thing{}", failed, failed == 1 ? "" : "s");
-    fmt::print("{} would stop a job\n", count);
+    page += fmt::format("{} would stop a job\n", count);
   }
-  return failed ? 1 : 0;
+  return show_or_fail(page, failed ? 1 : 0, kName);
 }
 
 /// What bench/gpu/convergence.py found: docs/gpu.md, "Convergence".

@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <iostream>
+#include <sstream>
 
 #include "cli/commands.h"
+#include "cli/standard_output.h"
 #include "paceline/comm.h"
 
 namespace {
@@ -23,17 +24,6 @@ void fill_standard_descriptors() {
     if (::fcntl(descriptor, F_GETFD) >= 0 || errno != EBADF) continue;
     [[maybe_unused]] int null = ::open("/dev/null", descriptor == 0 ? O_RDONLY : O_WRONLY);
   }
-}
-
-/// An exit code of 0 must not stand for a page that a full disk has cut off.
-int unless_output_is_lost(int code) {
-  errno = 0;
-  std::cout.flush();
-  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good()) return code;
-  const int why = errno;
-  std::fprintf(stderr, "paceline: output can't be written%s%s\n", why == 0 ? "" : ": ",
-               why == 0 ? "" : std::strerror(why));
-  return code == 0 ? 1 : code;
 }
 
 /// The parser alone would only say that a command is missing.
@@ -66,7 +56,9 @@ int run_main(int argc, char** argv) {
   try {
     app.parse(std::move(words));
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    std::ostringstream page;
+    const int code = app.exit(error, page, std::cerr) == 0 ? 0 : 2;
+    return paceline::cli::show_or_fail(page.str(), code, "paceline");
   }
   return invocation.exit_code;
 }
@@ -76,7 +68,7 @@ int run_main(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     fill_standard_descriptors();
-    return unless_output_is_lost(run_main(argc, argv));
+    return run_main(argc, argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "paceline: %s\n", error.what());
     return 1;

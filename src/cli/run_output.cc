@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <cstring>
 
 #include "cli/file_errors.h"
+#include "cli/standard_output.h"
 
 namespace paceline::cli {
 namespace {
@@ -57,8 +57,9 @@ void Outlet::write_some() {
     } else if (errno == EAGAIN) {
       break;
     } else if (errno != EINTR) {
-      status_ = Status(errno == EPIPE ? Code::kPeerLost : Code::kUnavailable,
-                       fmt::format("output can't be written: {}", std::strerror(errno)));
+      const int error = errno;
+      status_ = Status(error == EPIPE ? Code::kPeerLost : Code::kUnavailable,
+                       unwritable_stream(descriptor_, error));
       begin_ = waiting_.size();
     }
   }

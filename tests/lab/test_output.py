@@ -45,7 +45,7 @@ def test_a_full_disk_is_told():
         command = lab_command(*PLAIN, command=["echo", "hi"])
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 3
-    assert "No space left" in done.stderr
+    assert "lab: standard output can't be written (No space left on device): free some space" in done.stderr
 
 
 @on_a_disk_of_its_own

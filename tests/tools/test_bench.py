@@ -45,10 +45,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def ranks(size, *words):
+def ranks(size, *words, out=None):
     """`size` ranks told who they are as torchrun tells them. (exit codes, standard output, standard error)."""
     common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as err:
         processes = []
         try:
             for rank in range(size):
@@ -57,7 +57,7 @@ def ranks(size, *words):
                     subprocess.Popen(
                         [PROGRAM, "bench", *map(str, words)],
                         env=environment(**{k: str(v) for k, v in told.items()}),
-                        stdout=out,
+                        stdout=out or printed,
                         stderr=err,
                     )
                 )
@@ -66,9 +66,9 @@ def ranks(size, *words):
             for process in processes:
                 process.kill()
                 process.wait()
-        out.seek(0)
+        printed.seek(0)
         err.seek(0)
-        return codes, out.read(), err.read()
+        return codes, printed.read(), err.read()
 
 
 def lines(path):
@@ -277,6 +277,14 @@ def test_a_full_disk_is_told(tmp_path, files):
     assert done.returncode == 1
     wanted = f"--json {report}: can't be written (No space left on device): free some space or give another file"
     assert wanted in done.stderr, done.stderr
+
+
+def test_a_table_that_a_full_disk_has_cut_ends_all_ranks():
+    """Before anything is measured: nobody would see it."""
+    with open("/dev/full", "w") as full:
+        codes, _, err = ranks(2, "allreduce", "--bytes", 4, out=full)
+    assert codes == [1, 1]
+    assert "standard output can't be written (No space left on device): free some space" in err
 
 
 def test_a_rank_that_is_ended_by_another_names_no_cause_of_its_own():

@@ -79,7 +79,18 @@ def test_what_would_stop_a_job_fails_by_name(variables, subject, words):
 
 
 @pytest.mark.parametrize(
-    "words", [["doctor"], ["doctor", "--json"], ["doctor", "--settings", "--markdown"], ["--help"]]
+    "words",
+    [
+        ["doctor"],
+        ["doctor", "--json"],
+        ["doctor", "--settings"],
+        ["doctor", "--settings", "--json"],
+        ["doctor", "--settings", "--markdown"],
+        ["lab", "--profiles"],
+        ["bench", "--help"],
+        ["--help"],
+        ["--version"],
+    ],
 )
 def test_a_page_that_a_full_disk_has_cut_is_no_success(words):
     with open("/dev/full", "w") as full:
@@ -87,7 +98,8 @@ def test_a_page_that_a_full_disk_has_cut_is_no_success(words):
             [PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
         )
     assert done.returncode == 1
-    assert "can't be written" in done.stderr
+    assert done.stderr.count("can't be written") == 1
+    assert "standard output can't be written (No space left on device): free some space" in done.stderr
 
 
 def test_a_misspelt_command_is_named_beside_those_that_there_are():

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "cli/file_errors.h"
+#include "cli/standard_output.h"
 
 namespace paceline::bench {
 namespace {
@@ -48,10 +48,12 @@ Result<Report> Report::open(const Options& options, const paceline_identity& who
   if (!options.json.empty() && !std::ofstream(options.json, std::ios::app)) {
     return Status(Code::kInvalidArgument, cli::unwritable("--json " + options.json, errno, "file"));
   }
-  fmt::print("# {}\n# {} of {}, {} buffers, {} cores\n", start_line, options.operation,
-             options.dtype, options.buffers, std::thread::hardware_concurrency());
-  fmt::print("{:>10}  {:<8} {:>11} {:>11} {:>8} {:>11} {:>7} {:>8} {:>8}  {}\n", "bytes", "side",
-             "p50 us", "p99 us", "GB/s", "floor us", "of it", "pred.", "measured", "plan");
+  auto head = fmt::format("# {}\n# {} of {}, {} buffers, {} cores\n", start_line, options.operation,
+                          options.dtype, options.buffers, std::thread::hardware_concurrency());
+  head += fmt::format("{:>10}  {:<8} {:>11} {:>11} {:>8} {:>11} {:>7} {:>8} {:>8}  {}\n", "bytes",
+                      "side", "p50 us", "p99 us", "GB/s", "floor us", "of it", "pred.", "measured",
+                      "plan");
+  PACELINE_RETURN_IF_ERROR(cli::show(head));
   return r;
 }
 
@@ -60,19 +62,19 @@ double Report::floor_us(const Row& row) const {
                    : 0;
 }
 
-void Report::print_side(const Row& row, const Figures& f, const char* name) const {
+std::string Report::side(const Row& row, const Figures& f, const char* name) const {
   double p50 = f.percentile(0.5);
   double floor = floor_us(row);
   bool ours = &f == &row.ours;
   auto megabytes = [](uint64_t b) {
     return optional_text(static_cast<double>(b) / 1e6, "{:.2f} MB");
   };
-  fmt::print("{:>10}  {:<8} {:>11.1f} {:>11.1f} {:>8.2f} {:>11} {:>7} {:>8} {:>8}  {}\n",
-             size_text(row.bytes), name, p50 * 1e6, f.percentile(0.99) * 1e6,
-             static_cast<double>(row.bytes) / p50 / 1e9, optional_text(floor, "{:.1f}"),
-             optional_text(100 * floor / (p50 * 1e6), "{:.1f} %"),
-             ours ? megabytes(row.predicted_bytes) : "-", megabytes(f.link_bytes.value_or(0)),
-             ours ? row.plan : "");
+  return fmt::format("{:>10}  {:<8} {:>11.1f} {:>11.1f} {:>8.2f} {:>11} {:>7} {:>8} {:>8}  {}\n",
+                     size_text(row.bytes), name, p50 * 1e6, f.percentile(0.99) * 1e6,
+                     static_cast<double>(row.bytes) / p50 / 1e9, optional_text(floor, "{:.1f}"),
+                     optional_text(100 * floor / (p50 * 1e6), "{:.1f} %"),
+                     ours ? megabytes(row.predicted_bytes) : "-",
+                     megabytes(f.link_bytes.value_or(0)), ours ? row.plan : "");
 }
 
 std::string Report::line(const Row& row, const Figures& f, bool peer) const {
@@ -106,15 +108,15 @@ std::string Report::line(const Row& row, const Figures& f, bool peer) const {
 }
 
 Status Report::add(const Row& row) {
-  print_side(row, row.ours, "paceline");
+  auto table = side(row, row.ours, "paceline");
   if (row.peer) {
-    print_side(row, *row.peer, options_.versus.c_str());
-    fmt::print("{:>10}  {:.3f} x {}'s time\n", "",
-               row.ours.percentile(0.5) / row.peer->percentile(0.5), options_.versus);
+    table += side(row, *row.peer, options_.versus.c_str());
+    table += fmt::format("{:>10}  {:.3f} x {}'s time\n", "",
+                         row.ours.percentile(0.5) / row.peer->percentile(0.5), options_.versus);
   } else if (!row.peer_refusal.empty()) {
-    fmt::print("{:>10}  {}\n", "", row.peer_refusal);
+    table += fmt::format("{:>10}  {}\n", "", row.peer_refusal);
   }
-  std::fflush(stdout);
+  PACELINE_RETURN_IF_ERROR(cli::show(table));
   if (options_.json.empty()) return Status::ok();
   auto lines = line(row, row.ours, false) + "\n";
   if (row.peer) lines += line(row, *row.peer, true) + "\n";

@@ -30,6 +30,7 @@
 #include "cli/lab/report.h"
 #include "cli/lab/round_trip.h"
 #include "cli/lab/signals.h"
+#include "cli/standard_output.h"
 
 namespace paceline::lab {
 namespace {
@@ -306,8 +307,7 @@ int run(const Options& o) {
 
 int lab_main(Flags& flags, const std::vector<std::string>& command) {
   if (flags.lists_profiles()) {
-    std::fputs(profiles_table().c_str(), stdout);
-    return 0;
+    return cli::show_or_fail(profiles_table(), 0, "lab");
   }
   if (flags.removes_kept()) {
     std::fputs(fmt::format("lab: removed {}\n", remove_stale(true)).c_str(), stderr);
@@ -333,8 +333,7 @@ int lab_bytes_main() {
     return fail_early({Code::kUnavailable, fmt::format("the lab at {} has no figures: {}", path,
                                                        why.empty() ? "it is ending" : why)});
   }
-  std::fputs(text->c_str(), stdout);
-  return 0;
+  return cli::show_or_fail(*text, 0, "lab-bytes");
 }
 
 }  // namespace paceline::lab
