@@ -19,6 +19,11 @@ using bootstrap::HostPort;
 using bootstrap::Identity;
 using bootstrap::Launcher;
 
+/// Torch scripts hand over the store in which torch itself meets, at MASTER_PORT.
+constexpr const char* kWithoutTorch =
+    "torch scripts meet in torch's own store; TensorFlow, paceline.Communicator and programs on "
+    "the C ABI";
+
 bool is_set(const char* variable) {
   const char* value = std::getenv(variable);
   return value != nullptr && *value != '\0';
@@ -55,9 +60,9 @@ std::string listening_address(const Settings& settings, Identity identity, const
   return addresses->front().host();
 }
 
-/// Listens where rank 0 would, for a moment.
+/// Listens where rank 0 would, for a moment. `who` could not meet if that failed.
 void check_port(Findings& findings, const std::string& address, uint16_t port, const char* variable,
-                Verdict verdict) {
+                Verdict verdict, const char* who) {
   bootstrap::KvServerOptions options;
   options.address = address;
   options.port = port;
@@ -70,8 +75,7 @@ void check_port(Findings& findings, const std::string& address, uint16_t port, c
   }
   findings.push_back(
       {"meeting point", verdict,
-       fmt::format("rank 0 could not listen where neither a launcher nor a store of torch's brings "
-                   "the ranks together: {}",
+       fmt::format("{} could not meet, for rank 0 could not listen: {}", who,
                    server.status().message()),
        fmt::format("choose by {}, on all ranks, what rank 0's host can listen on, or end what "
                    "listens there (ss -ltnp shows it)",
@@ -93,21 +97,24 @@ void check_named_server(Findings& findings, const Settings& settings, const Iden
       identity.rank != 0)
     return;
   check_port(findings, listening_address(settings, identity, *place), place->port,
-             "PACELINE_RENDEZVOUS", Verdict::kFailure);
+             "PACELINE_RENDEZVOUS", Verdict::kFailure, "the ranks");
 }
 
 void check_own_port(Findings& findings, const Settings& settings, const Identity& identity) {
   const auto port = static_cast<uint16_t>(settings.integer("port"));
   if (identity.launcher == Launcher::kNone) {
     // At which address only the ranks will know, and whether their script has a store of torch's.
-    check_port(findings, "0.0.0.0", port, "PACELINE_PORT", Verdict::kWarning);
+    check_port(findings, "0.0.0.0", port, "PACELINE_PORT", Verdict::kWarning, kWithoutTorch);
     return;
   }
   if (identity.rank != 0 || identity.size == 1 || identity.master_host.empty()) return;
-  // torchrun's own store is there before any rank, and torch scripts meet in it.
-  const bool has_store = identity.launcher == Launcher::kTorch && is_set("TORCHELASTIC_RUN_ID");
-  check_port(findings, listening_address(settings, identity, HostPort{identity.master_host, port}),
-             port, "PACELINE_PORT", has_store ? Verdict::kNote : Verdict::kFailure);
+  const auto address = listening_address(settings, identity, HostPort{identity.master_host, port});
+  // Who sets torch's variables, torchrun or a person, most likely starts a torch script.
+  if (identity.launcher == Launcher::kTorch)
+    check_port(findings, address, port, "PACELINE_PORT", Verdict::kNote, kWithoutTorch);
+  else
+    check_port(findings, address, port, "PACELINE_PORT", Verdict::kFailure,
+               "ranks that have neither a launcher's space nor a store of torch's");
 }
 
 }  // namespace
