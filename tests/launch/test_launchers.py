@@ -1,6 +1,7 @@
 """The same small program under every launcher, as real processes on this machine."""
 
 import secrets
+import socket
 import subprocess
 import uuid
 
@@ -63,19 +64,20 @@ def test_torchrun(python, free_port, rendezvous_port):
     expect_ranks(result, 3)
 
 
-def test_torchrun_restart(python, free_port, rendezvous_port, tmp_path):
+@pytest.mark.parametrize("joined", [[], ["--joined"]])
+def test_torchrun_restart(python, free_port, rendezvous_port, tmp_path, joined):
     mark = tmp_path / "failed-once"
-    command = [*torchrun(python, free_port, "--max_restarts", 1), WORKER, "--fail-once", mark]
+    command = [*torchrun(python, free_port, "--max_restarts", 1), WORKER, "--fail-once", mark, *joined]
     result = run(command, PACELINE_PORT=rendezvous_port)
     assert mark.exists()
     expect_ranks(result, 3)
 
 
-def ranks_by_hand(python, environments, timeout=60):
+def ranks_by_hand(python, environments, timeout=60, program=(WORKER,)):
     """Real processes with the variables that a launcher which can't run here would set."""
     processes = [
         subprocess.Popen(
-            [python, WORKER], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=ROOT
+            [python, *program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=ROOT
         )
         for env in environments
     ]
@@ -229,6 +231,16 @@ gradient = model.module.weight.grad.flatten().tolist()
 pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(f"{dist.get_world_size()} {gradient}")
 dist.destroy_process_group()
 """
+
+
+def test_a_torch_script_does_not_need_paceline_s_port(python, rendezvous_port, free_port, tmp_path):
+    """With torch's variables set by hand: it meets in the store that torch makes."""
+    by_hand = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port, "PACELINE_PORT": rendezvous_port}
+    with socket.create_server(("127.0.0.1", rendezvous_port)):
+        environments = [clean_environment(RANK=rank, LOCAL_RANK=rank, **by_hand) for rank in range(2)]
+        for text, code in ranks_by_hand(python, environments, program=("-c", DDP, tmp_path)):
+            assert code == 0, text
+    expect_same_gradients(tmp_path, 2)
 
 
 def expect_same_gradients(folder, size):

@@ -273,7 +273,9 @@ def test_strangers_are_answered_while_a_reader_holds_the_output_up(paceline, tmp
 def test_output_that_is_lost_is_no_success(paceline):
     result = run(["bash", "-c", f"{paceline} run -np 1 -- echo hello > /dev/full"])
     assert result.returncode == 1
-    assert "paceline run: standard output can't be written (No space left on device): free some space" in result.stderr, result.stderr
+    assert (
+        "paceline run: standard output can't be written (No space left on device): free some space" in result.stderr
+    ), result.stderr
 
 
 def test_a_rank_s_file_that_is_not_whole_is_no_success(paceline, tmp_path):

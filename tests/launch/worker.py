@@ -1,7 +1,8 @@
 """What every launcher's test runs on each rank: all-reduces random data over the C ABI and checks the sum.
 
-Prints one line, "rank R size N nodes M ok". With --fail-once FILE the process ends with 3 the first time (FILE does
-not exist yet) before it has joined, so that an elastic launcher starts the job again.
+Prints one line, "rank R size N nodes M ok". With --fail-once FILE the job's first start fails, so that an elastic
+launcher starts it again: all ranks end before they have joined; with --joined as well the last one is killed in the
+middle, after a sum, while the others wait for it in the next one.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import array
 import os
 import pathlib
 import random
+import signal
 import sys
 
 from paceline import communicator
@@ -38,15 +40,20 @@ def all_reduce(comm, count):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--fail-once", type=pathlib.Path)
+    parser.add_argument("--joined", action="store_true")
     parser.add_argument("--rounds", type=int, default=1, help="make and destroy the communicator so often")
     options = parser.parse_args()
-    if options.fail_once and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+    fails = options.fail_once and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    if fails and not options.joined:
         options.fail_once.touch()
         sys.exit(3)
     for _ in range(options.rounds):
         comm = communicator.Communicator(timeout=60)
         for count in (1, 1000, 100_000):
             all_reduce(comm, count)
+            if fails and comm.rank == comm.size - 1:
+                options.fail_once.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
         line = f"rank {comm.rank} size {comm.size} nodes {comm.identity.node_count} ok\n"
         comm.close()
     sys.stdout.write(line)

@@ -149,15 +149,17 @@ def test_a_wrong_setting_is_named_before_training():
         assert done.stdout == "caught\n", done.stderr
 
 
-def test_switched_off_needs_no_library(tmp_path):
-    code = (
-        "import paceline.torch, torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
-        "m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
-        "m(torch.ones(1, 2)).sum().backward()\nprint('trained')\n"
-    )
-    done = python(code, PACELINE_DISABLE="1", PACELINE_LIBRARY=str(tmp_path / "none.so"))
-    assert done.stdout == "trained\n", done.stderr
+def test_switched_off_loads_nothing_of_ours(tmp_path):
+    """Whether there is a library or not, where the same step of two ranks takes it otherwise."""
+    missing = str(tmp_path / "none.so")
+    for variables in ({}, {"PACELINE_LIBRARY": missing}):
+        off = Launch("loaded.py", 2, PACELINE_DISABLE="1", **variables).end()
+        for log in off.logs:
+            assert "trained with nothing of ours\n" in log, off.everything()
+    on = Launch("loaded.py", 2).end()
+    assert all("trained with libpaceline.so" in log for log in on.logs), on.everything()
+    on = Launch("loaded.py", 2, PACELINE_LIBRARY=missing).end()
+    assert all("trained" not in log and "LibraryNotFoundError" in log for log in on.logs), on.everything()
 
 
 BY_ENTRY_POINT = "import torch"

@@ -32,7 +32,7 @@ REPORT = re.compile(r"(WARNING|ERROR): (Thread|Address|Leak|Memory)Sanitizer|: r
 #: The files that make sense with torch 1.13: the others need packages of the newer torch.
 _OLD = (
     *("buckets", "codecs", "ddp", "faults", "group", "lost_ranks", "models", "older", "overlap", "shared_pages"),
-    "start",
+    *("restart", "start"),
 )
 TORCH_1_13 = [f"tests/torch/test_{name}.py" for name in _OLD]
 #: Modules with threads or with memory that several processes share: what ThreadSanitizer is for.

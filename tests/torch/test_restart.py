@@ -1,0 +1,41 @@
+"""Training that torchrun starts again: a rank is lost after all have joined, and all join once more."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from support import HERE, MODERN, environment
+
+RANKS = 3
+# Torch 1.13's torchrun takes no other value under Python 3.11.
+REDIRECTS = [] if MODERN else ["--redirects", "1", "--tee", "1"]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize(("rendezvous", "way"), [("static", "killed"), ("c10d", "ended")])
+def test_training_goes_on_where_torchrun_starts_it_again(tmp_path, way, rendezvous):
+    """From the checkpoint, to where one process with all the data ends: nothing of the first start is met again."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(RANKS), "--max_restarts", "1"]
+    command += {
+        "static": ["--master_addr", "127.0.0.1", "--master_port", str(free_port())],
+        "c10d": ["--standalone"],
+    }[rendezvous]
+    command += [*REDIRECTS, str(HERE / "restarted.py"), str(tmp_path), way]
+    process = subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        output, _ = process.communicate(timeout=90)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0, output
+    for rank in range(RANKS):
+        assert (tmp_path / str(rank)).read_text() == f"start 1, {RANKS} ranks, steps 3 to 6: right", output
