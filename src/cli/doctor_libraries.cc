@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "cli/doctor_checks.h"
+#include "drivers/cuda/loader.h"
 
 namespace paceline::cli {
 namespace {
@@ -30,10 +31,9 @@ void check_cuda(Findings& findings) {
         {"GPU", Verdict::kNote, "none", "CPU tensors travel through Paceline; nothing to do"});
     return;
   }
-  if (!loads("libcuda.so.1", why)) {
-    findings.push_back({"GPU", Verdict::kFailure,
-                        "a device, but the driver library does not load: " + why,
-                        "install NVIDIA's driver, or start the container with --gpus all"});
+  if (const auto driver = drivers::cuda::load(); !driver.is_ok()) {
+    findings.push_back({"GPU", Verdict::kFailure, "a device, but " + driver.status().message(),
+                        "CUDA models need such a driver; those on the CPU do without"});
     return;
   }
   findings.push_back({"GPU", Verdict::kGood, "device and driver library", ""});

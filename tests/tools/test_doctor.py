@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -201,6 +202,52 @@ def test_too_many_threads_are_pointed_out():
     finding = findings(OMP_NUM_THREADS="64", LOCAL_WORLD_SIZE="8")["threads"]
     assert finding["verdict"] == "warning"
     assert "OMP_NUM_THREADS=" in finding["fix"]
+
+
+#: Where a machine with a GPU has its device; no more is looked at.
+WITH_A_DEVICE = (
+    *("unshare", "--mount", "sh", "-c"),
+    'cd /dev && mount -t tmpfs tmpfs /dev && touch /dev/nvidia0 && exec "$@"',
+    "sh",
+)
+
+
+def fake_driver(folder, version, lacks=None, error=0):
+    """A libcuda.so.1 with the loader's functions, but `lacks`; only the version's may be called."""
+    source = (ROOT / "src" / "drivers" / "cuda" / "loader.cc").read_text()
+    names = set(re.findall(r'PACELINE_BIND\(\w+, "(\w+)"\)', source))
+    assert {"cuDriverGetVersion", lacks or "cuInit"} <= names
+    code = f"int cuDriverGetVersion(int* version) {{ if ({error}) return {error}; *version = {version}; return 0; }}\n"
+    code = "void abort(void);\n" + (code if lacks != "cuDriverGetVersion" else "")
+    code += "".join(f"void {name}(void) {{ abort(); }}\n" for name in names - {"cuDriverGetVersion", lacks})
+    (folder / "driver.c").write_text(code)
+    library = folder / "libcuda.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / "driver.c"], check=True, timeout=60)
+    return library
+
+
+@pytest.mark.parametrize(
+    ("driver", "words"),
+    [
+        ({"version": 11060}, ["too old: it offers CUDA 11.6;", "CUDA 11.7 or later"]),
+        ({"version": 12040, "lacks": "cuStreamWaitValue32_v2"}, ["CUDA 12.4 and lacks cuStreamWaitValue32_v2;"]),
+        ({"version": 12040, "lacks": "cuDriverGetVersion"}, ["lacks cuDriverGetVersion"]),
+        ({"version": 12040, "error": 34}, ["libcuda.so.1 is no CUDA driver", "a toolkit's stub", "LD_LIBRARY_PATH"]),
+    ],
+    ids=["old", "a function less", "no version", "stub"],
+)
+def test_a_cuda_driver_that_does_not_do_is_named(tmp_path, driver, words):
+    fake_driver(tmp_path, **driver)
+    done = doctor("--json", under=WITH_A_DEVICE, LD_LIBRARY_PATH=str(tmp_path))
+    gpu = {f["subject"]: f for f in json.loads(done.stdout)}["GPU"]
+    assert (done.returncode, gpu["verdict"]) == (1, "FAILURE") and gpu["fix"]
+    assert all(word in gpu["found"] for word in words), gpu
+
+
+def test_a_cuda_driver_that_does_is_good(tmp_path):
+    fake_driver(tmp_path, version=11070)
+    done = doctor("--json", under=WITH_A_DEVICE, LD_LIBRARY_PATH=str(tmp_path))
+    assert {f["subject"]: f for f in json.loads(done.stdout)}["GPU"]["verdict"] == "ok"
 
 
 def shared_memory_of(size: str) -> tuple[str, ...]:

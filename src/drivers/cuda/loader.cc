@@ -14,6 +14,8 @@ struct Library {
   Status status;
 };
 
+constexpr int kStubLibrary = 34;  // CUDA_ERROR_STUB_LIBRARY
+
 template <class F>
 bool bind(void* library, F& function, const char* name) {
   function = reinterpret_cast<F>(::dlsym(library, name));
@@ -88,6 +90,16 @@ Status open(Api& api) {
   }
   const char* missing = bind_all(library, api);
   int version = 0;
+  // Toolkits come with a libcuda.so to link against, in which every function fails.
+  if (const int error = missing == nullptr ? api.driver_get_version(&version) : 0; error != 0) {
+    Dl_info found{};
+    ::dladdr(reinterpret_cast<void*>(api.driver_get_version), &found);
+    return {Code::kUnavailable,
+            fmt::format("{} is no CUDA driver: it does not tell its version (error {}{}); take its "
+                        "folder out of LD_LIBRARY_PATH, or install NVIDIA's driver",
+                        found.dli_fname == nullptr ? "libcuda.so.1" : found.dli_fname, error,
+                        error == kStubLibrary ? ", a toolkit's stub" : "")};
+  }
   if (api.driver_get_version != nullptr) api.driver_get_version(&version);
   if (missing != nullptr || version < kOldestDriver) {
     return {Code::kUnavailable,
