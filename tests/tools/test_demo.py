@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "tools" / "demo"
 sys.path[:0] = [str(DEMO), str(ROOT / "tests" / "lab")]
 
+import compare  # noqa: E402
 import demo  # noqa: E402
 import report  # noqa: E402
 from lab_tools import in_a_lab, on_a_small_disk, run_lab  # noqa: E402
@@ -115,6 +117,68 @@ def test_what_disturbs_a_round_meets_both_sides():
     assert ours["floor_share"] == pytest.approx(0.96)  # of 0.96, 0.96, 0.6
     assert ours["share_of_no_comm"] == pytest.approx(0.8)
     assert (ours["codec_s"], ours["floor_s"]) == pytest.approx((0.02, 0.12))
+
+
+def test_the_picture_has_three_panels_of_what_was_measured():
+    made = cluster(no_communication=(0.1, 0), gloo=(0.44, 2e6), paceline_fp16=(0.22, 1e6), paceline_topk=(0.2, 950e3))
+    made["runs"][2].update(block_s=[1.0, 3.0], block_loss=[2.0, 0.5])
+    demo.add_floors(made)
+    picture = report.figure(made)
+    throughput, loss, sent = picture.axes
+    titles = [axis.get_title(loc="left") for axis in picture.axes]
+    assert titles == ["Throughput, 2 nodes × 2", "Loss over time, equal number of steps", "Bytes over the wire"]
+    names = [run["name"] for run in made["runs"]]
+    bars = {label.get_text(): bar.get_width() for label, bar in zip(throughput.get_yticklabels(), throughput.patches)}
+    assert bars == {report.LABELS[run["name"]]: pytest.approx(run["samples_per_s"]) for run in made["runs"]}
+    assert any(text.get_text().endswith("(2.0 × Gloo)") for text in throughput.texts)
+    assert "wall-clock seconds" in loss.get_xlabel()
+    curves = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in loss.lines}
+    assert curves.keys() == {report.LABELS[name] for name in names[1:]}, (
+        "each but no communication, which trains nothing"
+    )
+    assert curves["Paceline fp16"] == ([1.0, 4.0], [2.0, 0.5]), "a block's end, not its number"
+    assert "measured" in sent.get_xlabel() and "predicted" in sent.get_xlabel()
+    widths = [bar.get_width() for bar in sent.patches]
+    assert widths[:3] == [1.0] * 3 and widths[3:] == pytest.approx([0.95, 1.0, 2.0]), "megabytes, from below"
+    assert [text.get_text().split("(")[1] for text in sent.texts] == ["+5.3%)", "+0.0%)", "-50.0%)"]
+    report.plt.close(picture)
+
+
+@pytest.mark.parametrize("quickest", [1, 2, 4])
+def test_powersgd_gets_the_rank_that_was_measured_to_be_quickest(monkeypatch, quickest):
+    """The middle of its blocks counts; a single slow or quick one does not."""
+    closed, blocks = [], []
+
+    class Model:
+        def __init__(self, name, matrix_rank):
+            self.name, self.rank, self.step = name, matrix_rank, 0
+            self.step_seconds = [0.2, 0.2, 9.0] if matrix_rank == quickest else [0.3, 0.3, 0.1]
+
+        def block(self, _data, steps, record):
+            blocks.append((self.rank, record))
+            self.step += steps
+
+        def close(self):
+            closed.append(self.rank)
+
+    monkeypatch.setattr(compare, "power", Model)
+    monkeypatch.setattr(compare.dist, "broadcast", lambda tensor, source: None)
+    peers = compare.tuned_peers(["gloo", "gloo-powersgd"], None)
+    assert peers["power_rank"] == quickest
+    assert peers["power_step_s"] == {rank: 0.2 if rank == quickest else 0.3 for rank in (1, 2, 4)}
+    assert blocks == [(rank, measured) for measured in (False, True) for rank in (1, 2, 4)], "in turn, warm before"
+    assert closed == [1, 2, 4]
+    built = []
+    monkeypatch.setattr(compare, "power", lambda name, rank: built.append((name, rank)))
+    compare.make_variants(["gloo-powersgd"], peers)
+    assert built == [("gloo-powersgd", quickest)]
+
+
+def test_ranks_take_the_first_one_s_choice(monkeypatch):
+    """They measure alike, not the same: each would wait in another collective."""
+    monkeypatch.setattr(compare.dist, "broadcast", lambda tensor, source: tensor.fill_(4))
+    made = types.SimpleNamespace(step=0, step_seconds=[0.1], block=lambda *_, **__: None, close=lambda: None)
+    assert compare.fastest(None, {1: lambda: made, 4: lambda: made})[0] == 4
 
 
 def expect_a_full_disk(done, path):
