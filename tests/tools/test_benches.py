@@ -43,6 +43,25 @@ def test_memory(tmp_path):
     assert all(0 <= row["buffers"] <= 2 for row in rows), rows
 
 
+def test_memory_of_a_training_step(tmp_path):
+    """Each path on each cluster and model, from its own processes; what it took is for the page to say."""
+    out = tmp_path / "memory.json"
+    rows = figures(bench("memory", "--ddp", "--mib", 1, "--json", out), out, codes=(0, 1))
+    assert [(r["nodes"], r["slots"], r["buckets"], r["path"]) for r in rows] == [
+        (nodes, slots, buckets, path)
+        for nodes, slots in ((4, 1), (2, 2))
+        for buckets in ("alike", "one large")
+        for path in ("gloo", "exact", "fp16", "topk")
+    ]
+    for row in rows:
+        largest = 4 if row["buckets"] == "one large" else 1
+        assert row["bound"] == 2 * largest, "a bucket for each layer"
+        parameters = 12 if largest == 4 else 8
+        encoded = parameters / row["slots"] if row["path"] == "topk" else 0
+        assert row["residuals"] >= 2 * encoded and (row["residuals"] > 0) == (encoded > 0), row
+        assert row["scratch"] > 0 or row["path"] in ("gloo", "exact")
+
+
 def test_accuracy(tmp_path):
     out = tmp_path / "accuracy.json"
     done = bench("accuracy", "--seeds", 1, "--steps", 3, "--json", out)
