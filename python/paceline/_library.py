@@ -163,6 +163,7 @@ _PROTOTYPES = {
     "paceline_wait_any": (c_int, [_COMM, c_double, POINTER(Result), c_int]),
     "paceline_watch": (_CODE, [_COMM, _OP]),
     "paceline_op_error": (c_size_t, [_COMM, _OP, c_char_p, c_size_t]),
+    "paceline_trim": (_CODE, [_COMM]),
     "paceline_residual_commit": (_CODE, [_COMM, POINTER(c_uint64), c_uint64]),
     "paceline_residual_rollback": (_CODE, [_COMM, POINTER(c_uint64), c_uint64]),
     "paceline_residual_scale": (_CODE, [_COMM, c_double]),

@@ -246,6 +246,10 @@ class Communicator:
         self._check(self._library.paceline_group_destroy(self._handle, group))
         self._group_sizes.pop(group, None)
 
+    def trim(self):
+        """Frees memory that is kept for operations of sizes that don't come any more."""
+        self._check(self._library.paceline_trim(self._handle))
+
     # --- residuals of top-k -----------------------------------------------------------------------------------------
 
     def commit_residuals(self, keys=None):

@@ -5,6 +5,14 @@ using namespace paceline::capi;
 
 extern "C" {
 
+paceline_code paceline_trim(paceline_comm* comm) {
+  return guarded([&] {
+    PACELINE_USABLE(comm);
+    comm->runner->trim();
+    return report(Status::ok());
+  });
+}
+
 paceline_code paceline_residual_commit(paceline_comm* comm, const uint64_t* keys, uint64_t count) {
   return guarded([&] {
     PACELINE_USABLE(comm);

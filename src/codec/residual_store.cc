@@ -81,6 +81,7 @@ class ResidualStore::Slab {
     bytes_ -= elements_ * sizeof(float);
   }
   [[nodiscard]] float* data(int plane) const { return planes_[plane].data(); }
+  [[nodiscard]] uint64_t elements() const { return elements_; }
 
  private:
   uint64_t elements_;
@@ -281,8 +282,36 @@ void ResidualStore::hand_over(Pieces& pieces, uint64_t begin, uint64_t end, floa
 }
 
 void ResidualStore::commit(Pieces& pieces) {
-  std::erase_if(pieces, [](const auto& entry) { return entry.second.leaves; });
+  const auto left = std::erase_if(pieces, [](const auto& entry) { return entry.second.leaves; });
   for (auto& [begin, piece] : pieces) piece.committed = piece.latest;
+  if (left > 0) compact(pieces);
+}
+
+/// After a step's commit: of slabs that have lost a part, what is left moves out. Without memory for that it stays.
+void ResidualStore::compact(Pieces& pieces) {
+  std::unordered_map<Slab*, uint64_t> used;
+  for (const auto& [begin, piece] : pieces) used[piece.slab.get()] += piece.elements;
+  const auto moves = [&](const Piece& piece) {
+    return used[piece.slab.get()] < piece.slab->elements();
+  };
+  for (auto first = pieces.begin(); first != pieces.end();) {
+    if (!moves(first->second)) {
+      ++first;
+      continue;
+    }
+    auto last = first;
+    uint64_t elements = 0;
+    for (; last != pieces.end() && last->first == first->first + elements && moves(last->second);
+         ++last)
+      elements += last->second.elements;
+    auto slab = std::make_shared<Slab>(elements, bytes_);
+    if (!slab->ensure(0)) return;
+    for (auto it = first; it != last; ++it)
+      std::memcpy(slab->data(0) + (it->first - first->first), it->second.at(it->second.committed),
+                  it->second.elements * sizeof(float));
+    first->second = Piece{std::move(slab), 0, elements};
+    first = pieces.erase(std::next(first), last);
+  }
 }
 
 void ResidualStore::rollback(Pieces& pieces) {

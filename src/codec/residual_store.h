@@ -11,7 +11,7 @@
 //
 // Memory. Ranges get memory when they are first used, only those that this rank encodes: twice the
 // residual (before and after). A third plane exists only while ranges are encoded more than once a
-// step.
+// step. Where a part of what was taken at once is handed over, what stays moves to memory of its own.
 //
 // Ranges of one parameter may be asked for in any cuts: [0, 100) today, [50, 150) tomorrow. Pieces
 // are split where requests begin and end; no value moves or is lost. Not thread-safe: one engine,
@@ -96,7 +96,8 @@ class ResidualStore {
   Status gather(const ResidualRange& range, std::vector<Piece*>& found);
   void hand_over(Pieces& pieces, uint64_t begin, uint64_t end, float* gradient);
   Status overwrite(uint64_t key, Pieces& pieces, std::span<const float> data);
-  static void commit(Pieces& pieces);
+  void commit(Pieces& pieces);
+  void compact(Pieces& pieces);
   static void rollback(Pieces& pieces);
   void release_third_planes();
 

@@ -229,6 +229,35 @@ TEST(ResidualStore, MemoryIsTwiceTheResidualOfTheRangesInUse) {
   EXPECT_EQ(store.statistics().bytes, 2U * 2000 * 4);
 }
 
+TEST(ResidualStore, MemoryOfWhatWasHandedOverIsFree) {
+  ResidualStore store;
+  std::mt19937 random(3);
+  const auto encode = [&](const std::vector<ResidualRange>& bucket, uint64_t first,
+                          uint64_t elements) {
+    std::vector<ResidualRun> runs;
+    ASSERT_TRUE(store.runs(bucket, first, elements, runs).is_ok());
+    for (const auto& run : runs)
+      for (uint64_t i = 0; i < run.elements; ++i) run.after[i] = static_cast<float>(random());
+  };
+  const std::vector<ResidualRange> whole = {{1, 0, 4000}}, halves = {{1, 1000, 2000}};
+  ASSERT_NO_FATAL_FAILURE(encode(whole, 0, 2000));
+  store.commit();
+  std::vector<float> before(4000), after(4000), gradient(2000);
+  ASSERT_TRUE(store.read(1, before).is_ok());
+  // The bucket of elements 1000 to 3000 has its first half here from now on; what lies outside of it stays.
+  const std::pair<uint64_t, uint64_t> own[] = {{0, 500}};
+  store.hand_over(halves, own, gradient.data());
+  store.commit();
+  EXPECT_EQ(store.statistics().elements, 1500U);
+  EXPECT_EQ(store.statistics().bytes, 1500U * 4);  // the other plane comes with the next encoding
+  EXPECT_EQ(store.statistics().pieces, 1U);
+  ASSERT_TRUE(store.read(1, after).is_ok());
+  std::fill(before.begin() + 1500, before.begin() + 2000, 0.0F);
+  EXPECT_EQ(after, before);
+  ASSERT_NO_FATAL_FAILURE(encode(whole, 0, 1500));
+  EXPECT_EQ(store.statistics().bytes, 2U * 1500 * 4);
+}
+
 TEST(ResidualStore, NeighbouringPiecesComeAsOneRun) {
   ResidualStore store;
   std::vector<ResidualRun> runs;

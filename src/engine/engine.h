@@ -142,6 +142,9 @@ class Engine {
   virtual Result<GroupId> create_group(std::span<const Rank> ranks) = 0;
   virtual Status destroy_group(GroupId id) = 0;
 
+  /// Operations of other sizes follow: memory that is kept for the former ones is freed as far as it is idle.
+  virtual void trim() = 0;
+
   /// Residuals of top-k (see codec/residual_store.h). A step is what lies between two calls: commit
   /// makes the step's residuals the current ones, rollback returns every residual to its value
   /// before the step.

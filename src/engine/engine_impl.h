@@ -97,6 +97,7 @@ class EngineImpl final : public Engine {
   [[nodiscard]] bool met_neighbours(OpId id) const override;
   Result<GroupId> create_group(std::span<const Rank> ranks) override;
   Status destroy_group(GroupId id) override;
+  void trim() override { scratch_.forget_buckets(); }
   void commit_residuals() override { residuals_.commit(); }
   void rollback_residuals() override { residuals_.rollback(); }
   void commit_residuals(std::span<const uint64_t> keys) override { residuals_.commit(keys); }

@@ -485,6 +485,10 @@ Result<plan::PlanRequest> Runner::request_for(const Operation& operation) {
   Lock lock = quiet();
   return engine_.request_for(operation);
 }
+void Runner::trim() {
+  Lock lock = quiet();
+  engine_.trim();
+}
 void Runner::commit_residuals() {
   Lock lock = quiet();
   engine_.commit_residuals();

@@ -90,6 +90,7 @@ class Runner final : private Interlude {
   Statistics statistics();
   wire::Counters counters();
   Result<plan::PlanRequest> request_for(const Operation& operation);
+  void trim();
   void commit_residuals();
   void rollback_residuals();
   void commit_residuals(std::span<const uint64_t> keys);

@@ -10,7 +10,22 @@ ScratchPool::~ScratchPool() {
   for (auto& s : lent_) std::free(s.data);
 }
 
-void ScratchPool::note_bucket(uint64_t bytes) { bound_ = std::max(bound_, 2 * bytes); }
+void ScratchPool::note_bucket(uint64_t bytes) {
+  if (++noted_ > kRemembered) {
+    noted_ = 1;
+    largest_before_ = largest_;
+    largest_ = 0;
+  }
+  largest_ = std::max(largest_, bytes);
+  bound_ = std::max(kFloor, 2 * std::max(largest_, largest_before_));
+  drop_idle(bound_);
+}
+
+void ScratchPool::forget_buckets() {
+  noted_ = largest_ = largest_before_ = 0;
+  bound_ = kFloor;
+  drop_idle(bound_);
+}
 
 std::optional<Scratch> ScratchPool::acquire(uint64_t bytes, bool force) {
   if (bytes == 0) return Scratch{};

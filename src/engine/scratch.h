@@ -1,6 +1,6 @@
 // Scratch memory for plans: pooled, so that a steady state allocates nothing, and bounded by what
-// the largest operation calls for, so that a rank's memory stays a small multiple of its largest
-// bucket.
+// the largest of the last operations calls for, so that a rank's memory stays a small multiple of its
+// largest bucket. (DDP's first pass may have the whole model in one, of which later passes know nothing.)
 #pragma once
 
 #include <cstddef>
@@ -20,6 +20,8 @@ struct Scratch {
 class ScratchPool {
  public:
   static constexpr uint64_t kAlign = 4096;
+  /// What the largest of so many operations, at least, and of twice as many at most, calls for is kept.
+  static constexpr uint64_t kRemembered = 128;
   /// Small operations never wait: the bound is at least this.
   static constexpr uint64_t kFloor = 4ULL << 20;
 
@@ -28,8 +30,10 @@ class ScratchPool {
   ScratchPool& operator=(const ScratchPool&) = delete;
   ~ScratchPool();
 
-  /// An operation over `bytes` of user data exists: the bound becomes at least twice that.
+  /// An operation over `bytes` of user data exists: the bound is at least twice that for a while.
   void note_bucket(uint64_t bytes);
+  /// Those to come are others: what only the former ones called for is freed.
+  void forget_buckets();
   /// `bytes` of 4096-aligned memory (contents arbitrary), or nothing while the bound forbids it.
   /// Only `force` goes beyond the bound. nullptr data with bytes > 0: the machine has no memory
   /// left.
@@ -46,8 +50,10 @@ class ScratchPool {
   std::vector<Scratch> idle_;
   std::vector<Scratch> lent_;  ///< an engine may end with operations under way
   uint64_t bound_ = kFloor;
-  uint64_t held_ = 0;    ///< allocated: on loan and idle
-  uint64_t loaned_ = 0;  ///< on loan
+  uint64_t noted_ = 0;                         ///< operations, of this stretch of kRemembered
+  uint64_t largest_ = 0, largest_before_ = 0;  ///< of this stretch, and of the one before
+  uint64_t held_ = 0;                          ///< allocated: on loan and idle
+  uint64_t loaned_ = 0;                        ///< on loan
   uint64_t high_water_ = 0;
 };
 

@@ -64,5 +64,22 @@ TEST_F(Pool, APieceIsUsedAgainWhereItWastesAtMostHalf) {
   EXPECT_EQ(pool_.held(), 9 * kMiB);
 }
 
+TEST_F(Pool, ALargeOperationIsForgottenWhenNoneComesForLong) {
+  pool_.release(take(kBound));
+  const auto pass = [&](uint64_t operations) {
+    for (uint64_t i = 0; i < operations; ++i) pool_.note_bucket(kMiB);
+  };
+  for (int i = 0; i < 5; ++i) {  // one in each pass: its memory stays
+    pass(ScratchPool::kRemembered - 1);
+    EXPECT_EQ(pool_.held(), kBound);
+    pool_.note_bucket(16 * kMiB);
+  }
+  pass(2 * ScratchPool::kRemembered);
+  EXPECT_EQ(pool_.held(), 0U);
+  const Scratch small = take(ScratchPool::kFloor);
+  EXPECT_FALSE(pool_.acquire(kMiB, false).has_value());
+  pool_.release(small);
+}
+
 }  // namespace
 }  // namespace paceline::engine

@@ -32,6 +32,13 @@ class CpuAttachment(Attachment):
         self._looked_at_late = False
         self._waited = 0.0  # seconds, at the end of the last pass
 
+    def other_buckets(self):
+        """See Attachment. In its first pass DDP may have the whole model in one bucket: its memory is free now."""
+        other = super().other_buckets()
+        if other and self._rebuilt:
+            self.endpoint.communicator.trim()
+        return other
+
     def all_reduce(self, bucket):
         """Submits the average of a bucket over the ranks; the future holds the bucket's own buffer."""
         buffer, index, last = bucket.buffer(), bucket.index(), bucket.is_last()
