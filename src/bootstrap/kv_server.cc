@@ -19,8 +19,6 @@ namespace paceline::bootstrap {
 namespace {
 
 constexpr int kEventsAtOnce = 64;
-constexpr std::size_t kOutputLimit = 1 << 20;  // a client that asks and never reads
-constexpr std::size_t kAwaitedLimit = 4096;    // keys that one client may wait for
 
 Status cant_listen(const KvServerOptions& options, const std::string& at, int why) {
   if (why == EADDRINUSE) {
@@ -49,8 +47,7 @@ Status cant_listen(const KvServerOptions& options, const std::string& at, int wh
 
 Result<std::unique_ptr<KvServer>> KvServer::start(KvServerOptions options) {
   PACELINE_ASSIGN(auto at, numeric_address(options.address, options.port));
-  std::unique_ptr<KvServer> server(new KvServer);
-  server->options_ = std::move(options);
+  std::unique_ptr<KvServer> server(new KvServer(std::move(options)));
   server->epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
   server->listener_ = ::socket(at.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   int on = 1;
@@ -121,8 +118,9 @@ void KvServer::accept_some(Time now) {
     client->fd = fd;
     client->from = from.text();
     client->since = now;
-    random_bytes(client->challenge);
-    append_frame({.kind = FrameKind::kChallenge, .nonce = client->challenge}, client->out);
+    Nonce challenge{};
+    random_bytes(challenge);
+    space_.enter(fd, challenge);
     epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
     ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
     auto& stored = *(clients_[fd] = std::move(client));
@@ -136,77 +134,32 @@ void KvServer::read(Client& client) {
   auto n = ::recv(fd, buffer, sizeof(buffer), 0);
   if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
     // A rank that dies may leave half a frame, too: the job hears of that otherwise.
-    const bool is_cut = !client.proven && !client.in.empty();
+    const bool is_cut = !space_.is_proven(fd) && space_.is_within_a_frame(fd);
     return is_cut ? refuse(client, {Code::kCorrupted, "its bytes end within a frame"}) : close(fd);
   }
   if (n < 0) return;
-  client.in.insert(client.in.end(), buffer, buffer + n);
-  while (true) {
-    auto frame = take_frame(client.in);
-    Status status = frame.status();
-    if (frame && !*frame) break;
-    if (frame) status = handle(client, **frame);
-    if (!status.is_ok()) return refuse(client, status);
-    if (!clients_.contains(fd)) return;
-  }
+  const Status status = space_.take(fd, std::span(buffer).first(static_cast<std::size_t>(n)));
+  flush_told();
+  if (!status.is_ok()) return refuse(client, status);
   flush(client);
 }
 
-Status KvServer::handle(Client& client, const KvFrame& frame) {
-  if (!client.proven) {
-    if (frame.kind != FrameKind::kProof) return {Code::kUnauthenticated, "no proof of the secret"};
-    if (!equal_secret(frame.mac, client_proof(options_.secret, client.challenge, frame.nonce))) {
-      return {Code::kUnauthenticated, "another secret than this job's"};
-    }
-    client.proven = true;
-    append_frame({.kind = FrameKind::kWelcome,
-                  .mac = server_proof(options_.secret, client.challenge, frame.nonce)},
-                 client.out);
-    return {};
+void KvServer::flush_told() {
+  for (const int fd : space_.told()) {
+    flush(*clients_.at(fd));
+    if (space_.is_deaf(fd)) ::shutdown(fd, SHUT_RDWR);  // reading finds the end, in its turn
   }
-  if (frame.kind == FrameKind::kPut) {
-    if (entries_.contains(frame.key)) return {};
-    memory_ += frame.key.size() + frame.value.size() + 64;
-    if (memory_ > options_.memory_limit) return {Code::kResourceExhausted, "the space is full"};
-    entries_[frame.key] = frame.value;
-    auto waiting = waiters_.extract(frame.key);
-    if (waiting.empty()) return {};
-    for (int fd : waiting.mapped()) {
-      auto found = clients_.find(fd);
-      if (found == clients_.end()) continue;
-      std::erase(found->second->awaited, frame.key);
-      append_frame({.kind = FrameKind::kValue, .key = frame.key, .value = frame.value},
-                   found->second->out);
-      if (found->second.get() != &client) flush(*found->second);
-    }
-    return {};
-  }
-  if (frame.kind == FrameKind::kGet) {
-    auto found = entries_.find(frame.key);
-    if (found != entries_.end()) {
-      append_frame({.kind = FrameKind::kValue, .key = frame.key, .value = found->second},
-                   client.out);
-      if (client.out.size() > kOutputLimit)
-        return {Code::kResourceExhausted, "asks, but does not read"};
-      return {};
-    }
-    if (client.awaited.size() >= kAwaitedLimit)
-      return {Code::kResourceExhausted, "waits for too many keys"};
-    client.awaited.push_back(frame.key);
-    waiters_[frame.key].push_back(client.fd);
-    return {};
-  }
-  return {Code::kCorrupted, "bytes that no rank of this job sends"};
 }
 
 void KvServer::flush(Client& client) {
-  while (!client.out.empty()) {
-    auto n = ::send(client.fd, client.out.data(), client.out.size(), MSG_NOSIGNAL);
+  auto& out = space_.output(client.fd);
+  while (!out.empty()) {
+    auto n = ::send(client.fd, out.data(), out.size(), MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) break;  // a broken connection is found by reading
-    client.out.erase(client.out.begin(), client.out.begin() + n);
+    out.erase(out.begin(), out.begin() + n);
   }
-  bool want = !client.out.empty();
+  bool want = !out.empty();
   if (want == client.wants_write) return;
   client.wants_write = want;
   epoll_event event{.events = EPOLLIN | (want ? EPOLLOUT : 0U), .data = {.fd = client.fd}};
@@ -223,7 +176,7 @@ void KvServer::refuse(Client& client, const Status& why) {
   // Strangers learn nothing but that the secret is wrong; a rank with another secret needs that
   // sentence.
   if (why.code() != Code::kCorrupted) {
-    append_frame({.kind = FrameKind::kRefused, .value = why.message()}, client.out);
+    append_frame({.kind = FrameKind::kRefused, .value = why.message()}, space_.output(client.fd));
     flush(client);
   }
   close(client.fd);
@@ -232,12 +185,7 @@ void KvServer::refuse(Client& client, const Status& why) {
 void KvServer::close(int fd) {
   auto found = clients_.find(fd);
   if (found == clients_.end()) return;
-  for (const auto& key : found->second->awaited) {
-    auto waiting = waiters_.find(key);
-    if (waiting == waiters_.end()) continue;
-    std::erase(waiting->second, fd);
-    if (waiting->second.empty()) waiters_.erase(waiting);
-  }
+  space_.leave(fd);
   ::close(fd);
   clients_.erase(found);
 }
@@ -250,7 +198,7 @@ void KvServer::expire(Time now) {
   }
   std::vector<Client*> strangers;
   for (auto& [fd, client] : clients_) {
-    if (!client->proven) strangers.push_back(client.get());
+    if (!space_.is_proven(fd)) strangers.push_back(client.get());
   }
   std::sort(strangers.begin(), strangers.end(),
             [](auto* a, auto* b) { return a->since < b->since; });

@@ -1,5 +1,5 @@
 // The server of a job's key-value space: lives in rank 0, or in `paceline run`. Driven by its
-// owner's thread.
+// owner's thread. The sockets are here; what is said on them is the space's affair (kv_space.h).
 #pragma once
 
 #include <map>
@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "bootstrap/kv_frame.h"
+#include "bootstrap/kv_space.h"
 
 namespace paceline::bootstrap {
 
@@ -46,33 +46,28 @@ class KvServer {
 
  private:
   struct Client {
-    int fd = -1;
+    int fd = -1;  ///< and its number in the space
     std::string from;
-    bool proven = false;
     Time since = 0;
-    Nonce challenge{};
-    std::vector<std::byte> in;
-    std::vector<std::byte> out;
     bool wants_write = false;
-    std::vector<std::string> awaited;
   };
-  KvServer() = default;
+  explicit KvServer(KvServerOptions options)
+      : options_(std::move(options)), space_(options_.secret, {.memory = options_.memory_limit}) {}
   void accept_some(Time now);
   void read(Client& client);
-  Status handle(Client& client, const KvFrame& frame);
+  /// Sends what clients were told by what another one said.
+  void flush_told();
   void flush(Client& client);
   void refuse(Client& client, const Status& why);
   void close(int fd);
   void expire(Time now);
 
   KvServerOptions options_;
+  KvSpace space_;
   int listener_ = -1;
   int epoll_ = -1;
   uint16_t port_ = 0;
   std::map<int, std::unique_ptr<Client>> clients_;
-  std::map<std::string, std::string> entries_;
-  std::map<std::string, std::vector<int>> waiters_;
-  std::size_t memory_ = 0;
   uint64_t refused_ = 0;
   bool paused_ = false;
   Time resume_at_ = 0;

@@ -214,6 +214,46 @@ TEST_F(KvTcp, SilentStrangersCantKeepRanksOut) {
   for (int fd : strangers) ::close(fd);
 }
 
+TEST_F(KvTcp, WhoReadsNothingOfWhatItWaitedForIsEnded) {
+  // A small buffer of its own; the server's takes some 4 MiB more.
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  const int small = 4096;
+  ASSERT_EQ(::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small), 0);
+  auto at = numeric_address("127.0.0.1", server->port());
+  ASSERT_EQ(::connect(fd, at->get(), at->length), 0);
+  ASSERT_TRUE(turn({}, [&] { return server->connections() == 1; }));
+  std::vector<std::byte> in(4 + 1 + sizeof(Nonce));
+  ASSERT_EQ(::recv(fd, in.data(), in.size(), MSG_WAITALL), static_cast<ssize_t>(in.size()));
+  const auto challenge = take_frame(in);
+  ASSERT_TRUE(challenge && *challenge);
+  std::vector<std::byte> out;
+  const Nonce nonce{};
+  append_frame({.kind = FrameKind::kProof,
+                .nonce = nonce,
+                .mac = client_proof(secret("the secret of this job"), (*challenge)->nonce, nonce)},
+               out);
+  constexpr int kKeys = 3000;
+  for (int i = 0; i < kKeys; ++i)
+    append_frame({.kind = FrameKind::kGet, .key = std::to_string(i)}, out);
+  for (std::size_t sent = 0; sent < out.size();) {
+    const auto n = ::send(fd, out.data() + sent, std::min<std::size_t>(out.size() - sent, 4096),
+                          MSG_NOSIGNAL | MSG_DONTWAIT);
+    sent += n > 0 ? static_cast<std::size_t>(n) : 0;
+    server->serve(SteadyClock().now());
+  }
+  auto other = client();
+  for (int i = 0; i < kKeys; ++i)
+    ASSERT_TRUE(other->put(std::to_string(i), std::string(kValueLimit, 'x')));
+  ASSERT_TRUE(turn({other.get()}, [&] {
+    auto last_one = other->get(std::to_string(kKeys - 1));
+    return last_one && *last_one;
+  }));
+  EXPECT_TRUE(turn({other.get()}, [&] { return server->connections() == 1; }));
+  EXPECT_EQ(server->refused(), 0U) << "a client that only stood still may come back";
+  EXPECT_TRUE(works());
+  ::close(fd);
+}
+
 TEST_F(KvTcp, WithoutDescriptorsCallersWait) {
   const int stranger = ::socket(AF_INET, SOCK_STREAM, 0);
   auto at = numeric_address("127.0.0.1", server->port());

@@ -39,8 +39,8 @@ TORCH_1_13 = [f"tests/torch/test_{name}.py" for name in _OLD]
 THREADED = ("base", "codec", "wire_shm", "wire_tcp", "engine", "capi", "gpu")
 #: What every run instruments: the code that takes bytes from strangers, and its threads. --instrumented: all.
 FUZZED = (
-    *("handshake", "protocol", "kv_frame", "launcher_text", "members", "shm_handshake", "shm_ring"),
-    *("control", "named_queue", "topk_decode", "topk_encode"),
+    *("handshake", "protocol", "tcp_stream", "kv_frame", "kv_space", "launcher_text", "members"),
+    *("shm_handshake", "shm_ring", "control", "named_queue", "topk_decode", "topk_encode"),
 )
 IN_EVERY_RUN = {
     "asan": ("base", "bootstrap", "wire_protocol", "wire_tcp", "wire_shm"),
