@@ -41,6 +41,7 @@ THREADED = ("base", "codec", "wire_shm", "wire_tcp", "engine", "capi", "gpu")
 FUZZED = (
     *("handshake", "protocol", "tcp_stream", "kv_frame", "kv_space", "launcher_text", "members"),
     *("shm_handshake", "shm_ring", "control", "named_queue", "topk_decode", "topk_encode"),
+    *("device_decode", "table_row"),
 )
 IN_EVERY_RUN = {
     "asan": ("base", "bootstrap", "wire_protocol", "wire_tcp", "wire_shm"),
