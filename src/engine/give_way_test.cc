@@ -21,7 +21,10 @@ Operation sum(std::vector<float>& data) {
 
 TEST(GiveWay, NeighboursAreMetOnceEachRankOfTheNodeIsThere) {
   Cluster cluster(4, 2);
-  std::vector<std::vector<float>> data(4, std::vector<float>(200000, 1.0F));
+  std::mt19937_64 random(31);
+  std::vector<std::vector<float>> data(4);
+  for (auto& values : data) values = random_values<float>(random, 200000);
+  const auto wanted = reduced(ReduceOp::kSum, data);
   const auto submit = [&](Rank r) {
     return *cluster[r].submit(sum(data[static_cast<std::size_t>(r)]), 0);
   };
@@ -45,11 +48,12 @@ TEST(GiveWay, NeighboursAreMetOnceEachRankOfTheNodeIsThere) {
   EXPECT_EQ(cluster[0].outcome(first), nullptr);  // the other node is not complete
   cluster.expect_ok({first, second, third, submit(3)});
   EXPECT_TRUE(cluster[0].met_neighbours(first));  // it is over
+  for (const auto& values : data) EXPECT_EQ(values, wanted);
 }
 
 TEST(GiveWay, ARankAloneOnItsNodeMeetsNobody) {
   Cluster cluster(2, 1);
-  std::vector<float> data(1000, 1.0F);
+  std::vector<float> data(1000);
   EXPECT_TRUE(cluster[0].met_neighbours(*cluster[0].submit(sum(data), 0)));
 }
 
@@ -64,10 +68,23 @@ class TwoRunners : public testing::Test {
     }
   }
   Runner& operator[](std::size_t r) { return *runners_[r]; }
-  std::vector<float> first_ = std::vector<float>(5000, 1.0F);
-  std::vector<float> second_ = std::vector<float>(5000, 2.0F);
+  /// The second rank comes too, and both end with the sum.
+  void end(OpId first) {
+    const OpId second = *(*this)[1].submit(sum(second_));
+    expect_sums(first, second);
+  }
+  void expect_sums(OpId first, OpId second) {
+    ASSERT_TRUE((*this)[0].wait(first, -1));
+    ASSERT_TRUE((*this)[1].wait(second, -1));
+    EXPECT_EQ(first_, wanted_);
+    EXPECT_EQ(second_, wanted_);
+  }
+  std::mt19937_64 random_{32};
+  std::vector<float> first_ = random_values<float>(random_, 5000);
+  std::vector<float> second_ = random_values<float>(random_, 5000);
 
  private:
+  const std::vector<float> wanted_ = reduced<float>(ReduceOp::kSum, {first_, second_});
   LoopbackNetwork network_;
   std::vector<std::unique_ptr<Engine>> engines_;
   std::vector<std::unique_ptr<Runner>> runners_;
@@ -85,9 +102,7 @@ TEST_F(TwoRunners, WhoIsAheadSleepsUntilTheOtherHasComeToo) {
   while (looks < 5) std::this_thread::yield();
   const OpId other = *(*this)[1].submit(sum(second_));
   EXPECT_TRUE(met.get());
-  ASSERT_TRUE((*this)[0].wait(id, -1));
-  ASSERT_TRUE((*this)[1].wait(other, -1));
-  EXPECT_EQ(first_, std::vector<float>(5000, 3.0F));
+  expect_sums(id, other);
   EXPECT_TRUE((*this)[0].give_way(id, 60 * kSecond, [] { return true; }));  // it was released
 }
 
@@ -99,9 +114,7 @@ TEST_F(TwoRunners, WithACoreToSpareNobodySleeps) {
     return false;
   }));
   EXPECT_EQ(looks, 1);
-  const OpId other = *(*this)[1].submit(sum(second_));
-  ASSERT_TRUE((*this)[0].wait(id, -1));
-  ASSERT_TRUE((*this)[1].wait(other, -1));
+  end(id);
 }
 
 TEST_F(TwoRunners, AWaitInVainNamesWhomItWaitsFor) {
@@ -110,9 +123,7 @@ TEST_F(TwoRunners, AWaitInVainNamesWhomItWaitsFor) {
   EXPECT_EQ(waited.status().code(), Code::kTimeout);
   EXPECT_NE(waited.status().message().find("waits for rank 1"), std::string::npos)
       << waited.status().message();
-  const OpId other = *(*this)[1].submit(sum(second_));
-  ASSERT_TRUE((*this)[0].wait(id, -1));
-  ASSERT_TRUE((*this)[1].wait(other, -1));
+  end(id);
 }
 
 TEST_F(TwoRunners, PatienceEnds) {
@@ -120,9 +131,7 @@ TEST_F(TwoRunners, PatienceEnds) {
   const auto began = std::chrono::steady_clock::now();
   EXPECT_FALSE((*this)[0].give_way(id, 5 * kMillisecond, [] { return true; }));
   EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(5));
-  const OpId other = *(*this)[1].submit(sum(second_));
-  ASSERT_TRUE((*this)[0].wait(id, -1));
-  ASSERT_TRUE((*this)[1].wait(other, -1));
+  end(id);
 }
 
 }  // namespace

@@ -25,29 +25,39 @@ class SameRanks : public testing::Test {
     EXPECT_TRUE(id) << id.status().to_string();
     return id ? *id : 0;
   }
+  /// One buffer a rank.
+  std::vector<std::vector<float>> values() {
+    return {random_values<float>(random_, 3000), random_values<float>(random_, 3000)};
+  }
+  static std::vector<std::vector<float>> sums(const std::vector<std::vector<float>>& of) {
+    return {2, reduced(ReduceOp::kSum, of)};
+  }
+  std::mt19937_64 random_{21};
   Cluster cluster_{2};
   std::array<std::array<GroupId, 2>, 2> groups_{};
 };
 
 TEST_F(SameRanks, TwoGroupsAreTwo) {
-  std::vector<std::vector<float>> first(2, std::vector<float>(3000, 1)),
-      second(2, std::vector<float>(3000, 10));
+  auto first = values(), second = values();
+  const auto first_sums = sums(first), second_sums = sums(second);
   const OpId a0 = submit(0, 0, first[0]), b0 = submit(0, 1, second[0]);
   const OpId b1 = submit(1, 1, second[1]), a1 = submit(1, 0, first[1]);
   cluster_.expect_ok({a0, a1});
   cluster_.expect_ok({b0, b1});
-  EXPECT_EQ(first, (std::vector<std::vector<float>>(2, std::vector<float>(3000, 2))));
-  EXPECT_EQ(second, (std::vector<std::vector<float>>(2, std::vector<float>(3000, 20))));
+  EXPECT_EQ(first, first_sums);
+  EXPECT_EQ(second, second_sums);
 }
 
 TEST_F(SameRanks, AGroupIsNotDestroyedUnderItsOperations) {
-  std::vector<std::vector<float>> data(2, std::vector<float>(3000, 1));
+  auto data = values();
+  const auto wanted = sums(data);
   const OpId here = submit(0, 0, data[0]);
   const auto refused = cluster_[0].destroy_group(groups_[0][0]);
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
   EXPECT_NE(refused.message().find("has not ended"), std::string::npos) << refused.message();
   EXPECT_TRUE(cluster_[0].destroy_group(groups_[0][1])) << "the other one is not in use";
   cluster_.expect_ok({here, submit(1, 0, data[1])});
+  EXPECT_EQ(data, wanted);
   EXPECT_TRUE(cluster_[0].destroy_group(groups_[0][0]));
 }
 

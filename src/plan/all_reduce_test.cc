@@ -132,10 +132,17 @@ TEST(AllReduce, SparseKeepsTheLargestOfEachNodesSum) {
   q.count = 128;  // two shards of 64, one entry each
   std::vector<Memory> memory(4);
   std::vector<Plan> plans;
+  std::vector<double> wanted(q.count);
+  Dice dice(7);
   for (Rank r = 0; r < 4; ++r) {
-    std::vector<float> input(q.count, 0.25F);
-    input[static_cast<std::size_t>(r < 2 ? 5 : 9)] = 4;     // shard 0: a different entry per node
-    input[static_cast<std::size_t>(100)] = r < 2 ? 8 : 16;  // shard 1: the same
+    // Eighths, so that sums are exact: up to 1 of either sign, and large ones from 4 on.
+    std::vector<float> input(q.count);
+    for (auto& value : input) value = (static_cast<float>(dice.below(17)) - 8) / 8;
+    // Shard 0: a different entry per node; shard 1: the same.
+    for (const std::size_t large : {r < 2 ? std::size_t{5} : std::size_t{9}, std::size_t{100}}) {
+      input[large] = 4 + static_cast<float>(dice.below(32)) / 8;
+      wanted[large] += input[large];
+    }
     auto& m = memory[static_cast<std::size_t>(r)];
     m.input.resize(q.count * 4);
     std::memcpy(m.input.data(), input.data(), m.input.size());
@@ -146,10 +153,8 @@ TEST(AllReduce, SparseKeepsTheLargestOfEachNodesSum) {
   auto wrong = interpreter.run();
   ASSERT_FALSE(wrong) << *wrong;
   for (const Memory& m : interpreter.memory()) {
-    for (uint64_t i = 0; i < q.count; ++i) {
-      float want = i == 5 || i == 9 ? 8.0F : i == 100 ? 48.0F : 0.0F;
-      ASSERT_EQ(testing::load<float>(m.output.data() + 4 * i), want) << i;
-    }
+    for (uint64_t i = 0; i < q.count; ++i)
+      ASSERT_EQ(testing::load<float>(m.output.data() + 4 * i), wanted[i]) << i;
   }
 }
 

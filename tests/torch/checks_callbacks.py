@@ -5,7 +5,7 @@ import threading
 import torch
 import torch.distributed as dist
 from checks import check, run
-from group_world import MODERN, RANK, SIZE
+from group_world import MODERN, RANK, SERIAL, SIZE, assert_sum, data, everyone
 
 SECONDS = 40  # for what takes one
 
@@ -30,14 +30,17 @@ def callbacks_wait_for_what_they_start():
         return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
 
     for size in (3, 300_000):
-        tensor = torch.full((size,), float(RANK))
+        salt = next(SERIAL)
+        tensor = data(RANK, (size,), salt=salt)
         result = waited_for(dist.all_reduce(tensor, async_op=True).get_future().then(again))
-        assert torch.equal(result, torch.full((size,), float(sum(range(SIZE)) * SIZE * SIZE)))
+        exact = sum(part.double() for part in everyone((size,), salt=salt)) * SIZE * SIZE
+        torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-4)
 
 
 @check
 def callbacks_wait_for_what_was_started_before():
     """The second message comes once the callback of the first waits for it, or is about to."""
+    salt = next(SERIAL)
     if RANK == 0:
         received, begun = torch.zeros(3), threading.Event()
         first = dist.irecv(torch.zeros(1), 1, tag=8).get_future()
@@ -47,20 +50,24 @@ def callbacks_wait_for_what_was_started_before():
         assert begun.wait(SECONDS)
         dist.barrier()
         waited_for(both)
-        assert received.tolist() == [5, 5, 5]
+        assert torch.equal(received, data(1, (3,), salt=salt))
     else:
         for tag, size in ((8, 1), (9, 3)):
             dist.barrier()
             if RANK == 1:
-                dist.send(torch.full((size,), 5.0), 0, tag=tag)
+                dist.send(data(RANK, (size,), salt=salt), 0, tag=tag)
 
 
 @check
 def callbacks_end_before_the_communicator_does():
     group = dist.new_group(list(range(SIZE)))
     for _ in range(5):
-        futures = [dist.all_reduce(torch.ones(10), group=group, async_op=True).get_future() for _ in range(4)]
-        assert [waited_for(future.then(lambda f: f.value()[0][0].item())) for future in futures] == [SIZE] * 4
+        salts = [next(SERIAL) for _ in range(4)]
+        works = [dist.all_reduce(data(RANK, (10,), salt=salt), group=group, async_op=True) for salt in salts]
+        futures = [work.get_future() for work in works]
+        for salt, future in zip(salts, futures):
+            result = waited_for(future.then(lambda f: f.value()[0].clone()))
+            assert_sum(result, everyone((10,), salt=salt), torch.float32)
     dist.destroy_process_group(group)
 
 

@@ -107,17 +107,20 @@ def a_factor_before_the_sum():
 
 @check
 def views_and_strides():
-    wide = torch.arange(60.0).reshape(6, 10) + RANK
+    wide = values(RANK, 60).reshape(6, 10)
     dist.all_reduce(wide.t())
-    assert torch.equal(wide, torch.arange(60.0).reshape(6, 10) * SIZE + SIZE * (SIZE - 1) / 2)
-    flat = torch.arange(33.0)
+    assert torch.equal(wide, sum(everyone(60)).reshape(6, 10))
+    flat = values(RANK, 33, salt=1)
     dist.all_reduce(flat[1:])  # not aligned
-    assert torch.equal(flat, torch.cat([torch.zeros(1), torch.arange(1, 33.0) * SIZE]))
-    output = torch.zeros(SIZE, 7).t()
-    dist.all_gather_into_tensor(output.t().contiguous(), torch.full((7,), float(RANK)))
-    rows = torch.zeros(SIZE * 2, 14)[:, ::2]
-    dist.broadcast(rows, 1)
-    assert rows.shape == (SIZE * 2, 7)
+    assert torch.equal(flat, torch.cat([values(RANK, 33, salt=1)[:1], sum(everyone(33, salt=1))[1:]]))
+    whole = torch.zeros(SIZE, 7)
+    dist.all_gather_into_tensor(whole, values(RANK, 14)[::2])
+    assert torch.equal(whole, torch.stack([part[::2] for part in everyone(14)]))
+    around = values(RANK, SIZE * 28, salt=2).reshape(SIZE * 2, 14)
+    before = around.clone()
+    dist.broadcast(around[:, ::2], 1)
+    assert torch.equal(around[:, ::2], values(1, SIZE * 28, salt=2).reshape(SIZE * 2, 14)[:, ::2])
+    assert torch.equal(around[:, 1::2], before[:, 1::2]), "the columns between them stay as they were"
 
 
 @check
@@ -130,8 +133,8 @@ def gathers():
         dist.all_gather(parts, values(RANK, 9, dtype))
         assert all(torch.equal(a, b) for a, b in zip(parts, everyone(9, dtype)))
     parts = [torch.empty(3 + r) for r in range(SIZE)]
-    dist.all_gather(parts, torch.full((3 + RANK,), float(RANK)))
-    assert all(torch.equal(part, torch.full((3 + r,), float(r))) for r, part in enumerate(parts))
+    dist.all_gather(parts, values(RANK, 3 + RANK))
+    assert all(torch.equal(part, values(r, 3 + r)) for r, part in enumerate(parts))
     whole = torch.empty(SIZE * 4)
     whole[RANK * 4 : RANK * 4 + 4] = values(RANK, 4)
     dist.all_gather_into_tensor(whole, whole[RANK * 4 : RANK * 4 + 4])

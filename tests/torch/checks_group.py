@@ -136,10 +136,12 @@ def non_contiguous_tensors():
 
 @check
 def views_that_need_grad():
-    tensor = torch.full((3,), float(RANK), requires_grad=True)
+    salt = next(SERIAL)
+    tensor = data(RANK, (3,), salt=salt).requires_grad_()
     with torch.no_grad():
         dist.all_reduce(tensor)
-    assert tensor.tolist() == [sum(range(SIZE))] * 3 and tensor.requires_grad
+    assert tensor.requires_grad
+    assert_sum(tensor.detach(), everyone((3,), salt=salt), torch.float32)
 
 
 @check
@@ -226,8 +228,10 @@ def reduce_scatters_with_a_factor():
         return
     premultiplied = torch._C._distributed_c10d._make_nccl_premul_sum
     for dtype, factor in ((torch.float64, 0.5), (torch.bfloat16, torch.tensor([0.5])), (torch.complex64, 0.5)):
-        whole = torch.arange(4 * SIZE).to(dtype)
-        exact = (whole * 0.5 * SIZE)[4 * RANK : 4 * RANK + 4]
+        # Small whole numbers, whose halves and sums every one of these types has.
+        salt = next(SERIAL)
+        whole = data(RANK, (4 * SIZE,), torch.int64, salt).to(dtype)
+        exact = (sum(everyone((4 * SIZE,), torch.int64, salt)).double() / 2).to(dtype)[4 * RANK : 4 * RANK + 4]
         for parts in (list(whole.chunk(SIZE)), [part.clone() for part in whole.chunk(SIZE)]):
             output = torch.zeros(4, dtype=dtype)
             dist.reduce_scatter(output, parts, op=premultiplied(factor))
@@ -244,14 +248,16 @@ def reduce_scatters_with_a_factor():
 
 @check
 def complex_numbers_have_sums_only():
-    tensor, output = torch.full((2 * SIZE,), 1 + 2j), torch.zeros(2, dtype=torch.complex64)
+    salt = next(SERIAL)
+    tensor, output = data(RANK, (2 * SIZE,), torch.complex64, salt), torch.zeros(2, dtype=torch.complex64)
     for op in (dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
         refused = functools.partial(raises, paceline.UnsupportedError, "complex64")
         refused(functools.partial(dist.reduce, tensor, 0, op=op))
         refused(functools.partial(dist.reduce_scatter_tensor, output, tensor, op=op))
         refused(functools.partial(dist.reduce_scatter, output, [output] * SIZE, op=op))
     dist.reduce_scatter_tensor(output, tensor)
-    assert torch.equal(output, torch.full((2,), SIZE * (1 + 2j)))
+    parts = everyone((2 * SIZE,), torch.complex64, salt)
+    assert_sum(output, [part[2 * RANK : 2 * RANK + 2] for part in parts], torch.complex64)
 
 
 @check
@@ -404,24 +410,27 @@ def groups():
         dist.all_reduce(tensor, group=mine)
         torch.testing.assert_close(tensor, sum(data(r, (8,), torch.float64, salt) for r in members))
     root = max(members)
-    tensor = torch.full((2,), float(RANK))
+    salt = next(SERIAL)
+    tensor = data(RANK, (20,), salt=salt)
     dist.broadcast(tensor, root, group=mine)
-    assert tensor.tolist() == [root] * 2
+    assert torch.equal(tensor, data(root, (20,), salt=salt))
     assert dist.get_rank(mine) == list(members).index(RANK)
     gathered = [None] * len(members)
     dist.all_gather_object(gathered, RANK, group=mine)
     assert gathered == list(members)
     everyone_again = dist.new_group(list(range(SIZE)))
-    tensor = torch.ones(1)
+    salt = next(SERIAL)
+    tensor = data(RANK, (20,), salt=salt)
     dist.all_reduce(tensor, group=everyone_again)
-    assert tensor.item() == SIZE
+    assert_sum(tensor, everyone((20,), salt=salt), torch.float32)
     dist.destroy_process_group(everyone_again)
 
 
 @check
 def operations_on_two_groups_interleave():
     first, second = dist.new_group(list(range(SIZE))), dist.new_group(list(range(SIZE)))
-    tensors = [torch.full((100,), float(RANK + i)) for i in range(8)]
+    salts = [next(SERIAL) for _ in range(8)]
+    tensors = [data(RANK, (100,), salt=salt) for salt in salts]
     mine = {}
     for i in range(0, 8, 2):  # each group's operations come in one order on all ranks; the groups' orders differ
         pair = [(first, i), (second, i + 1)]
@@ -429,8 +438,8 @@ def operations_on_two_groups_interleave():
             mine[j] = dist.all_reduce(tensors[j], group=group, async_op=True)
     for work in mine.values():
         work.wait()
-    for i, tensor in enumerate(tensors):
-        assert tensor[0].item() == sum(r + i for r in range(SIZE))
+    for salt, tensor in zip(salts, tensors):
+        assert_sum(tensor, everyone((100,), salt=salt), torch.float32)
 
 
 @check
@@ -447,31 +456,38 @@ def a_group_in_a_job_whose_ranks_have_a_device():
 
 @check
 def coalesced_operations():
-    tensors = [torch.full((3,), float(RANK)), torch.full((2, 2), 2.0 * RANK)]
+    salt, shapes = next(SERIAL), ((3,), (2, 2))
+    tensors = [data(RANK, shape, salt=salt) for shape in shapes]
     dist.all_reduce_coalesced(tensors)
-    total = sum(range(SIZE))
-    assert tensors[0].tolist() == [total] * 3 and tensors[1][0, 0].item() == 2 * total
+    for tensor, shape in zip(tensors, shapes):
+        assert_sum(tensor, everyone(shape, salt=salt), torch.float32)
     rows = [[torch.zeros(2), torch.zeros(3)] for _ in range(SIZE)]
-    dist.all_gather_coalesced(rows, [torch.full((2,), float(RANK)), torch.full((3,), -float(RANK))])
-    assert [row[1][0].item() for row in rows] == [-float(r) for r in range(SIZE)]
+    dist.all_gather_coalesced(rows, [data(RANK, (2,), salt=salt), data(RANK, (3,), salt=salt)])
+    for r, row in enumerate(rows):
+        assert all(torch.equal(part, data(r, part.shape, salt=salt)) for part in row)
     raises(RuntimeError, "got 2 and 1", lambda: dist.all_gather_coalesced(rows, [torch.zeros(2)]))
     if not MODERN:
         return
+    tensors = [data(RANK, shape, salt=salt) for shape in shapes]
     with dist._coalescing_manager(async_ops=True) as manager:
         for tensor in tensors:
             dist.all_reduce(tensor)
     manager.wait()
-    assert tensors[0][0].item() == total * SIZE
+    for tensor, shape in zip(tensors, shapes):
+        assert_sum(tensor, everyone(shape, salt=salt), torch.float32)
     outputs = [torch.zeros(SIZE * 2), torch.zeros(SIZE * 3)]
     with dist._coalescing_manager():
         for n, output in zip((2, 3), outputs):
-            dist.all_gather_into_tensor(output, torch.full((n,), float(RANK)))
-    assert outputs[1].view(SIZE, 3)[:, 0].tolist() == [float(r) for r in range(SIZE)]
+            dist.all_gather_into_tensor(output, data(RANK, (n,), salt=salt))
+    for n, output in zip((2, 3), outputs):
+        assert torch.equal(output, torch.cat(everyone((n,), salt=salt)))
     scattered = [torch.zeros(2), torch.zeros(3)]
     with dist._coalescing_manager():
         for output in scattered:
-            dist.reduce_scatter_tensor(output, torch.ones(output.numel() * SIZE))
-    assert scattered[1].tolist() == [SIZE] * 3
+            dist.reduce_scatter_tensor(output, data(RANK, (output.numel() * SIZE,), salt=salt))
+    for n, output in zip((2, 3), scattered):
+        parts = [part[n * RANK : n * RANK + n] for part in everyone((n * SIZE,), salt=salt)]
+        assert_sum(output, parts, torch.float32)
 
 
 @check
@@ -504,14 +520,16 @@ def dtypes_that_dont_reduce_are_named():
 
 @check
 def sparse_sums():
-    indices = torch.tensor([[RANK, RANK + 1, 0]])
-    sparse = torch.sparse_coo_tensor(indices, torch.ones(3, 2) * (RANK + 1), (SIZE + 1, 2))
-    exact = sum(
-        torch.sparse_coo_tensor(torch.tensor([[r, r + 1, 0]]), torch.ones(3, 2) * (r + 1), (SIZE + 1, 2)).to_dense()
-        for r in range(SIZE)
-    )
+    salt = next(SERIAL)
+
+    def of(rank):
+        indices = torch.tensor([[rank, rank + 1, 0]])
+        return torch.sparse_coo_tensor(indices, data(rank, (3, 2), salt=salt), (SIZE + 1, 2))
+
+    sparse = of(RANK)
     dist.all_reduce(sparse)
-    assert torch.equal(sparse.to_dense(), exact)
+    exact = sum(of(r).double().to_dense() for r in range(SIZE))
+    torch.testing.assert_close(sparse.to_dense().double(), exact, rtol=1e-5, atol=1e-5)
 
 
 @check
@@ -526,10 +544,12 @@ def coalesced_into_tensor_forms_stand_ready():
     """1.13 has none: its Python front end never calls them."""
     group = dist.distributed_c10d._get_default_group()
     if not MODERN:
+        salt = next(SERIAL)
         outputs = [torch.zeros(SIZE), torch.zeros(2 * SIZE)]
         opts = torch._C._distributed_c10d.AllgatherOptions()
-        group.allgather_into_tensor_coalesced(outputs, [torch.ones(1), torch.ones(2)], opts).wait()
-        assert outputs[1].tolist() == [1.0] * (2 * SIZE)
+        inputs = [data(RANK, (n,), salt=salt) for n in (1, 2)]
+        group.allgather_into_tensor_coalesced(outputs, inputs, opts).wait()
+        assert all(torch.equal(outputs[n - 1], torch.cat(everyone((n,), salt=salt))) for n in (1, 2))
 
 
 @check
@@ -538,9 +558,10 @@ def destroyed_and_made_again():
     dist.destroy_process_group()
     next(ports)
     dist.init_process_group("paceline", timeout=datetime.timedelta(seconds=60))
-    tensor = torch.ones(2)
+    salt = next(SERIAL)
+    tensor = data(RANK, (20,), salt=salt)
     dist.all_reduce(tensor)
-    assert tensor.tolist() == [SIZE] * 2
+    assert_sum(tensor, everyone((20,), salt=salt), torch.float32)
     dist.destroy_process_group()
 
 

@@ -12,7 +12,7 @@ import time
 import torch
 import torch.distributed as dist
 from checks import check, run
-from group_world import RANK, SIZE, raises
+from group_world import RANK, SERIAL, SIZE, assert_sum, data, everyone, raises
 
 from paceline.errors import InvalidArgumentError
 from paceline.errors import TimeoutError as PacelineTimeoutError
@@ -21,9 +21,9 @@ LATE = 0.6  # seconds that the others come after rank 0
 SHORT = datetime.timedelta(milliseconds=100)
 
 
-def late_sum(shape):
+def late_sum(shape, salt):
     """An all-reduce that rank 0 has waited for in vain, and its tensor."""
-    tensor = torch.full(shape, float(RANK + 1))
+    tensor = data(RANK, shape, salt=salt)
     if RANK != 0:
         time.sleep(LATE)
     work = dist.all_reduce(tensor, async_op=True)
@@ -36,28 +36,30 @@ def late_sum(shape):
 @check
 def a_wait_in_vain_is_no_end():
     for shape in ((3,), (300_000,)):
-        work, tensor = late_sum(shape)
+        salt = next(SERIAL)
+        work, tensor = late_sum(shape, salt)
         work.wait()
         assert work.is_completed()
-        assert torch.equal(tensor, torch.full(shape, SIZE * (SIZE + 1) / 2))
+        assert_sum(tensor, everyone(shape, salt=salt), torch.float32)
 
 
 @check
 def results_are_copied_out_after_a_wait_in_vain():
+    salt = next(SERIAL)
     parts = [torch.zeros(2, 3).t() for _ in range(SIZE)]  # results come to other memory first
     if RANK != 0:
         time.sleep(LATE)
-    work = dist.all_gather(parts, torch.full((3, 2), float(RANK)), async_op=True)
+    work = dist.all_gather(parts, data(RANK, (3, 2), salt=salt), async_op=True)
     if RANK == 0:
         raises(RuntimeError, "not ended", lambda: work.wait(SHORT))
     work.wait()
-    for rank, part in enumerate(parts):
-        assert torch.equal(part, torch.full((3, 2), float(rank)))
+    for part, exact in zip(parts, everyone((3, 2), salt=salt)):
+        assert torch.equal(part, exact)
 
 
 @check
 def memory_outlives_a_wait_in_vain():
-    work, tensor = late_sum((200_000,))
+    work, tensor = late_sum((200_000,), next(SERIAL))
     if RANK == 0:
         del work, tensor
         gc.collect()
@@ -71,15 +73,18 @@ def memory_outlives_a_wait_in_vain():
 
 @check
 def an_operations_own_deadline_is_its_end():
+    salt = next(SERIAL)
     if RANK == 0:
-        work = dist.irecv(torch.zeros(3), 1, tag=77)
+        received = torch.zeros(3)
+        work = dist.irecv(received, 1, tag=77)
         raises(RuntimeError, "not ended", lambda: work.wait(SHORT))
     dist.barrier()
     if RANK == 1:
-        dist.send(torch.ones(3), 0, tag=77)
+        dist.send(data(RANK, (3,), salt=salt), 0, tag=77)
     elif RANK == 0:
         assert work.wait()
         assert work.is_success()
+        assert torch.equal(received, data(1, (3,), salt=salt))
 
 
 def is_within(thread, file):
@@ -90,9 +95,10 @@ def is_within(thread, file):
 @check
 def others_may_ask_while_a_thread_waits():
     """The message comes once all questions have been answered."""
+    ways = {"in vain": next(SERIAL), "to the end": next(SERIAL)}
     if RANK == 0:
         received = torch.zeros(3)
-        for how in ("in vain", "to the end"):
+        for how, salt in ways.items():
             work = dist.irecv(received, 1, tag=79)
             errors = []
 
@@ -114,14 +120,15 @@ def others_may_ask_while_a_thread_waits():
                 assert "not ended" in str(errors[0])
             dist.barrier()
             assert work.wait()
-            assert torch.equal(doubled.wait(), received * 2) and received.tolist() == [5] * 3
+            assert torch.equal(doubled.wait(), received * 2)
+            assert torch.equal(received, data(1, (3,), salt=salt))
             waiting.join()
             assert work.is_completed() and work.is_success()
     else:
-        for _ in range(2):
+        for salt in ways.values():
             dist.barrier()
             if RANK == 1:
-                dist.send(torch.full((3,), 5.0), 0, tag=79)
+                dist.send(data(RANK, (3,), salt=salt), 0, tag=79)
 
 
 @check
@@ -181,19 +188,21 @@ def what_the_source_broadcasts_is_not_written():
     assert RANK != 0 or result._version == before
     if RANK == 0:
         result.sum().backward()
-    spread = torch.ones(1).expand(4) if RANK == 0 else torch.zeros(4)
+    salt = next(SERIAL)
+    spread = data(0, (3, 1), salt=salt).expand(3, 4) if RANK == 0 else torch.zeros(3, 4)
     dist.broadcast(spread, 0)
-    assert torch.equal(spread, torch.ones(4))
+    assert torch.equal(spread, data(0, (3, 1), salt=salt).expand(3, 4))
 
 
 @check
 def results_come_in_inference_mode_too():
+    salt = next(SERIAL)
     with torch.inference_mode():
         parts = [torch.zeros(2, 3).t() for _ in range(SIZE)]
-        work = dist.all_gather(parts, torch.full((3, 2), float(RANK)), async_op=True)
+        work = dist.all_gather(parts, data(RANK, (3, 2), salt=salt), async_op=True)
     work.wait()
-    for rank, part in enumerate(parts):
-        assert torch.equal(part, torch.full((3, 2), float(rank)))
+    for part, exact in zip(parts, everyone((3, 2), salt=salt)):
+        assert torch.equal(part, exact)
 
 
 @check
@@ -242,7 +251,8 @@ def an_interrupted_wait_may_be_repeated():
 
     before = signal.signal(signal.SIGALRM, interrupt)
     for again in ("wait", "future", "poll"):
-        tensor = torch.full((5,), float(RANK))
+        salt = next(SERIAL)
+        tensor = data(RANK, (5,), salt=salt)
         dist.barrier()
         if RANK == 0:
             time.sleep(0.5)  # the others wait for it
@@ -254,7 +264,7 @@ def an_interrupted_wait_may_be_repeated():
         elif again == "poll":
             assert RANK == 0 or work.is_completed()
         work.wait()
-        assert tensor.tolist() == [sum(range(SIZE))] * 5
+        assert_sum(tensor, everyone((5,), salt=salt), torch.float32)
     signal.signal(signal.SIGALRM, before)
 
 

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 from checks import check, run
-from group_world import MODERN, RANK, SERIAL, SIZE, data, raises
+from group_world import MODERN, RANK, SERIAL, SIZE, assert_sum, data, everyone, raises
 
 import paceline
 
@@ -28,28 +28,29 @@ def point_to_point():
 
 @check
 def tags_keep_messages_apart():
+    salt = next(SERIAL)
     if RANK == 0:
-        works = [dist.isend(torch.full((3,), float(tag)), 1, tag=tag) for tag in (5, 6, 7)]
+        works = [dist.isend(data(RANK, (3,), salt=salt + tag), 1, tag=tag) for tag in (5, 6, 7)]
         for work in works:
             work.wait()
     elif RANK == 1:
         for tag in (7, 5, 6):
             received = torch.zeros(3)
             dist.recv(received, 0, tag=tag)
-            assert received.tolist() == [tag] * 3
+            assert torch.equal(received, data(0, (3,), salt=salt + tag))
 
 
 @check
 def batches_of_point_to_point():
     right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
-    received = torch.zeros(4)
+    received, salt = torch.zeros(4), next(SERIAL)
     operations = [
-        dist.P2POp(dist.isend, torch.full((4,), float(RANK)), right),
+        dist.P2POp(dist.isend, data(RANK, (4,), salt=salt), right),
         dist.P2POp(dist.irecv, received, left),
     ]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
-    assert received.tolist() == [left] * 4
+    assert torch.equal(received, data(left, (4,), salt=salt))
 
 
 @check
@@ -59,7 +60,8 @@ def works_of_a_batch_wait_for_it():
     opts = torch._C._distributed_c10d.AllreduceOptions()
     several = torch._C._distributed_c10d.AllreduceCoalescedOptions()
     for way in ("wait", "get_future", "whole"):
-        tensors = [torch.full((50,), float(RANK + i)) for i in range(5)]
+        salts = [next(SERIAL) for _ in range(5)]
+        tensors = [data(RANK, (50,), salt=salt) for salt in salts]
         backend.start_coalescing()
         first = backend.allreduce(tensors[:1], opts)
         backend.allreduce(tensors[1:2], opts)
@@ -75,8 +77,8 @@ def works_of_a_batch_wait_for_it():
             assert len(pair.get_future().wait()) == 2
         else:
             whole.wait()
-        total = sum(range(SIZE))
-        assert [t[-1].item() for t in tensors] == [total + i * SIZE for i in range(5)], (way, tensors)
+        for salt, tensor in zip(salts, tensors):
+            assert_sum(tensor, everyone((50,), salt=salt), torch.float32)
 
 
 def _backend_of_world():

@@ -65,17 +65,26 @@ def fsdp1_trains():
             torch.testing.assert_close(mine.view_as(theirs), theirs, rtol=1e-9, atol=1e-11)
 
 
+def of_every_rank(count, salt=0):
+    """What each rank has: random, and known to all."""
+    return [torch.randn(count, generator=torch.Generator().manual_seed(1000 * salt + r)) for r in range(SIZE)]
+
+
+def assert_sum(result, parts):
+    torch.testing.assert_close(result.double(), sum(part.double() for part in parts), rtol=1e-5, atol=1e-6)
+
+
 @check
 def functional_collectives():
-    tensor = torch.full((4,), float(RANK + 1))
-    total = functional.all_reduce(tensor, "sum", dist.group.WORLD)
-    assert total.tolist() == [SIZE * (SIZE + 1) / 2] * 4
-    gathered = functional.all_gather_tensor(tensor, 0, dist.group.WORLD)
-    assert functional.wait_tensor(gathered).view(SIZE, 4)[:, 0].tolist() == [r + 1.0 for r in range(SIZE)]
-    scattered = functional.reduce_scatter_tensor(torch.ones(2 * SIZE), "sum", 0, dist.group.WORLD)
-    assert functional.wait_tensor(scattered).tolist() == [SIZE] * 2
-    exchanged = functional.all_to_all_single(torch.full((SIZE,), float(RANK)), None, None, dist.group.WORLD)
-    assert functional.wait_tensor(exchanged).tolist() == [float(r) for r in range(SIZE)]
+    parts = of_every_rank(4)
+    assert_sum(functional.all_reduce(parts[RANK], "sum", dist.group.WORLD), parts)
+    gathered = functional.all_gather_tensor(parts[RANK], 0, dist.group.WORLD)
+    assert torch.equal(functional.wait_tensor(gathered), torch.cat(parts))
+    parts = of_every_rank(2 * SIZE, salt=1)
+    scattered = functional.reduce_scatter_tensor(parts[RANK], "sum", 0, dist.group.WORLD)
+    assert_sum(functional.wait_tensor(scattered), [part[2 * RANK : 2 * RANK + 2] for part in parts])
+    exchanged = functional.all_to_all_single(parts[RANK], None, None, dist.group.WORLD)
+    assert torch.equal(functional.wait_tensor(exchanged), torch.cat([part[2 * RANK : 2 * RANK + 2] for part in parts]))
 
 
 @check
@@ -100,9 +109,10 @@ def device_meshes_and_dtensors():
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (1, SIZE), mesh_dim_names=("outer", "inner"))
-    tensor = torch.ones(1)
+    parts = of_every_rank(20, salt=2)
+    tensor = parts[RANK].clone()
     dist.all_reduce(tensor, group=mesh.get_group("inner"))
-    assert tensor.item() == SIZE
+    assert_sum(tensor, parts)
     torch.manual_seed(0)
     whole = torch.randn(8, 6)
     sharded = distribute_tensor(whole, mesh["inner"], [Shard(0)])
