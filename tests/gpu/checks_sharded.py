@@ -118,9 +118,9 @@ def other_reductions_views_and_lists():
     dist.all_reduce(flat[1:])  # not aligned
     assert_is(flat[1:], sum(everyone(5001))[1:])
     parts = [torch.empty(3 + rank, device=DEVICE) for rank in range(SIZE)]
-    dist.all_gather(parts, torch.full((3 + RANK,), float(RANK), device=DEVICE))
+    dist.all_gather(parts, mine(3 + RANK))
     for rank, part in enumerate(parts):
-        assert_is(part, torch.full((3 + rank,), float(rank)))
+        assert_is(part, values(rank, 3 + rank))
     output = torch.empty(7, device=DEVICE)
     dist.reduce_scatter(output, list(mine(7 * SIZE).split(7)))
     assert_is(output, sum(everyone(7 * SIZE))[7 * RANK : 7 * RANK + 7])
