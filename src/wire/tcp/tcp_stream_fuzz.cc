@@ -13,7 +13,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/crc32c.h"
@@ -171,14 +170,14 @@ std::string text(const Status& status) {
 
 IoResult read_some(Connection& c, Session& session, Shared& shared, bool is_data) {
   if (is_data) return read_pieces(c, session, shared);
-  const IoResult r = fill_input(c, shared.counters);
+  IoResult r = fill_input(c, shared.counters);
   if (r.end == IoEnd::kBroken) return r;
   // What the last bytes left behind in the buffer is not this stream's to read.
   ASAN_POISON_MEMORY_REGION(c.in.data() + c.in_end, c.in.size() - c.in_end);
   IoResult parsed = parse_control(c, session);
   ASAN_UNPOISON_MEMORY_REGION(c.in.data(), c.in.size());
   require(c.in_begin <= c.in_end && c.in_end <= c.in.size());
-  return parsed.end == IoEnd::kViolation ? std::move(parsed) : r;
+  return parsed.end == IoEnd::kViolation ? parsed : r;
 }
 
 Outcome play(std::span<const std::byte> stream, std::span<const uint8_t> cuts, bool is_data) {
