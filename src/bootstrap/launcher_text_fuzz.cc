@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (auto words = parse_pmi_line(text); words) {
     require(words->contains("cmd"));
     for (const auto& [name, value] : *words)
-      require(text.find(name + "=" + value) != std::string::npos);
+      require(text.find(std::string(name).append("=").append(value)) != std::string::npos);
   }
   if (auto bytes = from_hex(text); bytes) require(to_hex(*bytes) == text);
   auto back = from_hex(to_hex(text));

@@ -47,6 +47,7 @@ constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
 std::vector<DevicePtr> addresses(const std::vector<Buffer>& buffers) {
   std::vector<DevicePtr> all;
+  all.reserve(buffers.size());
   for (const Buffer& buffer : buffers) all.push_back(buffer.address());
   return all;
 }
