@@ -10,11 +10,11 @@ residuals (two planes of what a rank encodes) are taken off. Held to: at most 2 
 
 --ddp: six steps of a model whose buckets are alike (eight of --mib), and of one that has a bucket four times as large
 beside them, each path in a process of its own: no communication (a hook that leaves gradients alone), plain DDP over
-Gloo, Paceline. A rank's memory is what it has to itself and its share of what it shares (Pss), sampled 20 times a
-second, and the peak of its resident memory, which counts a neighbour's pages as well and misses nothing. Both from
+Gloo, Paceline. A rank's memory is what it has to itself and its share of what it shares (Pss, the mean of a node's
+ranks), sampled 20 times a second, and the peak of its resident memory, which counts a neighbour's pages as well and misses nothing. Both from
 where a small model has trained, so that libraries and connections are there ("fixed" says what they took), less the
-same of no communication and the residuals. Held to: at most 2 × the largest bucket. The first step, in which torch may
-have the whole model in one, is left out.
+same of no communication and the residuals. Held to: at most 2 × the largest bucket. The first two steps are left out:
+torch may have the whole model in one bucket, until it cuts it as the second begins.
 """
 
 from __future__ import annotations
@@ -50,32 +50,40 @@ def resident(field: str) -> int:
     raise KeyError(field)
 
 
-def proportional() -> int:
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise KeyError("Pss")
+def proportional(pids: list[int]) -> int:
+    """Of a node's ranks, the mean: pages that one of them has mapped a moment before the other count half for each."""
+    taken = 0
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        taken += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return taken // len(pids)
 
 
 class Peaks:
     """Of what is run inside its block: .pss sampled by a thread, .rss as the kernel keeps it; growth from its begin."""
 
+    def __init__(self, pids: list[int]):
+        self._pids = pids
+
     def __enter__(self) -> Peaks:
         Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak begins anew
-        self.fixed = proportional()
+        self.fixed = proportional(self._pids)
         self._rss, self._most, self._ends = resident("VmRSS"), self.fixed, threading.Event()
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._sample)
         self._thread.start()
         return self
 
     def begin_anew(self) -> None:
         """What came so far does not count."""
-        Path("/proc/self/clear_refs").write_text("5")
-        self._most = proportional()
+        with self._lock:
+            Path("/proc/self/clear_refs").write_text("5")
+            self._most = proportional(self._pids)
 
     def _sample(self) -> None:
         while not self._ends.wait(0.05):
-            self._most = max(self._most, proportional())
+            with self._lock:
+                self._most = max(self._most, proportional(self._pids))
 
     def __exit__(self, *_) -> None:
         self._ends.set()
@@ -167,11 +175,13 @@ def ddp_rank(bytes_: int, path: str, buckets: str, out: str) -> None:
     train(wrapped([8, 8]), STEPS)
     dist.barrier()
     rows = bytes_ // (4 * 512)
-    with Peaks() as peaks:
+    pids = [None] * size
+    dist.all_gather_object(pids, (os.environ["PACELINE_NODE_ID"], os.getpid()))
+    with Peaks([pid for node, pid in pids if node == os.environ["PACELINE_NODE_ID"]]) as peaks:
         ddp = wrapped([rows * share for share in BUCKETS[buckets]])
-        train(ddp, 1)
+        train(ddp, 2)
         peaks.begin_anew()
-        train(ddp, STEPS - 1)
+        train(ddp, STEPS - 2)
         dist.barrier()
     sizes = ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     said = {"pss": peaks.pss, "rss": peaks.rss, "fixed": peaks.fixed, "residuals": 0, "scratch": 0}

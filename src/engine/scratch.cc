@@ -17,7 +17,8 @@ void ScratchPool::note_bucket(uint64_t bytes) {
     largest_ = 0;
   }
   largest_ = std::max(largest_, bytes);
-  bound_ = std::max(kFloor, 2 * std::max(largest_, largest_before_));
+  const uint64_t largest = std::max(largest_, largest_before_);
+  bound_ = std::max(kFloor, largest + largest / 2);
   drop_idle(bound_);
 }
 

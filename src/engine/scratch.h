@@ -30,7 +30,8 @@ class ScratchPool {
   ScratchPool& operator=(const ScratchPool&) = delete;
   ~ScratchPool();
 
-  /// An operation over `bytes` of user data exists: the bound is at least twice that for a while.
+  /// An operation over `bytes` of user data exists: for a while the bound is at least one and a half times
+  /// that: with all else that a step takes (shared pages, rings) it stays below twice the largest bucket.
   void note_bucket(uint64_t bytes);
   /// Those to come are others: what only the former ones called for is freed.
   void forget_buckets();

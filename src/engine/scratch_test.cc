@@ -9,7 +9,7 @@ namespace paceline::engine {
 namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
-constexpr uint64_t kBound = 2 * 16 * kMiB;  // of a bucket of 16 MiB
+constexpr uint64_t kBound = 24 * kMiB;  // of a bucket of 16 MiB
 
 class Pool : public testing::Test {
  protected:

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -74,8 +75,9 @@ void in_child() {
 [[maybe_unused]] const int registered = pthread_atfork(before_fork, in_parent, in_child);
 
 /// The mapping `fresh` takes the place of what is mapped at `begin`: at once, so nobody finds a hole there, and no fork sees
-/// pages that the registry does not know. fd < 0: private pages.
-Status put(void* fresh, std::byte* begin, uint64_t bytes, int fd = -1, uint64_t offset = 0) {
+/// pages that the registry does not know. fd < 0: private pages. failed(): before `fresh` goes.
+template <class Failed>
+Status put(void* fresh, std::byte* begin, uint64_t bytes, int fd, uint64_t offset, Failed failed) {
   const auto first = reinterpret_cast<uintptr_t>(begin);
   auto& all = registry();
   std::unique_lock lock(all.mutex);
@@ -86,9 +88,27 @@ Status put(void* fresh, std::byte* begin, uint64_t bytes, int fd = -1, uint64_t 
   }
   const int error = errno;
   lock.unlock();
+  failed();
   ::munmap(fresh, bytes);
   return {Code::kResourceExhausted,
           fmt::format("exchanging {} KiB of pages: {}", bytes / 1024, std::strerror(error))};
+}
+
+/// As much is there twice at a time.
+constexpr uint64_t kStretch = 1ULL << 20;
+
+/// What lies at `begin` moves to the mapping `fresh`, which takes its place. The pages that were there go as they are copied: of a
+/// model's largest bucket there is not a second one meanwhile.
+Status move_to(void* fresh, std::byte* begin, uint64_t bytes, int fd = -1, uint64_t offset = 0) {
+  auto* const to = static_cast<std::byte*>(fresh);
+  uint64_t gone = 0;
+  for (uint64_t at = 0; at < bytes; at += kStretch) {
+    const uint64_t length = std::min(kStretch, bytes - at);
+    std::memcpy(to + at, begin + at, length);
+    if (gone == at && ::madvise(begin + at, length, MADV_DONTNEED) == 0) gone += length;
+  }
+  const auto bring_back = [&] { std::memcpy(begin, to, gone); };
+  return put(fresh, begin, bytes, fd, offset, bring_back);
 }
 
 Status no_mapping(uint64_t bytes) {
@@ -106,18 +126,16 @@ void take_page(std::byte* page) {
 }  // namespace
 
 Status exchange_for_shared(std::byte* begin, uint64_t bytes, int fd, uint64_t offset) {
-  void* fresh = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd,
-                       static_cast<off_t>(offset));
+  void* fresh =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
   if (fresh == MAP_FAILED) return no_mapping(bytes);
-  std::memcpy(fresh, begin, bytes);
-  return put(fresh, begin, bytes, fd, offset);
+  return move_to(fresh, begin, bytes, fd, offset);
 }
 
 Status exchange_for_private(std::byte* begin, uint64_t bytes) {
   void* fresh = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (fresh == MAP_FAILED) return no_mapping(bytes);
-  std::memcpy(fresh, begin, bytes);
-  return put(fresh, begin, bytes);
+  return move_to(fresh, begin, bytes);
 }
 
 Status detach_from_shared(std::byte* begin, uint64_t bytes, int fd, uint64_t offset) {
@@ -125,7 +143,7 @@ Status detach_from_shared(std::byte* begin, uint64_t bytes, int fd, uint64_t off
   void* fresh =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, static_cast<off_t>(offset));
   if (fresh == MAP_FAILED) return no_mapping(bytes);
-  PACELINE_RETURN_IF_ERROR(put(fresh, begin, bytes));
+  PACELINE_RETURN_IF_ERROR(put(fresh, begin, bytes, -1, 0, [] {}));
   for (uint64_t at = 0; at < bytes; at += page_size()) take_page(begin + at);
   return Status::ok();
 }
