@@ -85,7 +85,8 @@ def models_on_one_group_are_kept_and_taken_back_apart():
     """Their passes lie in one another, and one's numbers are not finite: what the other has sent and kept adds up."""
     for codec, overlap in (("int8", False), ("topk", False), ("int8", True)):
         torch.manual_seed(0)
-        with settings(codec=codec, topk_ratio=0.05, topk_threshold=1000), wrapped(nn.Linear(64, 64, bias=False)) as (whole, _):
+        sparse = settings(codec=codec, topk_ratio=0.05, topk_threshold=1000)
+        with sparse, wrapped(nn.Linear(64, 64, bias=False)) as (whole, _):
             spoilt = DistributedDataParallel(nn.Linear(64, 64, bias=False), process_group=whole.process_group)
             optimizers = [torch.optim.SGD(one.parameters(), lr=0.0) for one in (whole, spoilt)]
             if overlap:
