@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "drivers/cuda/loader.h"
 
@@ -23,10 +24,10 @@ Status Residuals::use(const Memory& memory) {
     const auto& to = kind == 0 ? memory.residual : memory.velocity;
     if (to[0] == 0) continue;
     for (size_t p = 0; p < 2; ++p) {
-      if (used_[p] > memory.elements)
+      if (used(static_cast<int>(p)) > memory.elements)
         return {Code::kInvalidArgument, "residuals can't move to less memory than they have"};
-      if (used_[p] == 0) continue;
-      const uint64_t bytes = used_[p] * sizeof(float);
+      if (used(static_cast<int>(p)) == 0) continue;
+      const uint64_t bytes = used(static_cast<int>(p)) * sizeof(float);
       if (from[p] != 0)
         PACELINE_CUDA_CALL(api_, memcpy_dtod_async, to[p], from[p], bytes, stream_);
       else
@@ -117,27 +118,43 @@ void Residuals::insert(Layout& layout, std::span<const ResidualRange> ranges, ui
   }
 }
 
+/// The smallest gap that fits, else the end.
 Result<uint64_t> Residuals::take(int plane, uint64_t elements) {
-  auto& used = used_[static_cast<size_t>(plane)];
-  auto& free = free_[static_cast<size_t>(plane)];
   const uint64_t rounded = round_up(elements);
-  for (auto it = free.begin(); it != free.end(); ++it) {
-    const auto [begin, end] = *it;
-    const uint64_t position = round_up(begin);
-    if (position + elements > end) continue;  // what it was rounded up by did not come back
-    free.erase(it);
-    if (begin < position) free[begin] = position;
-    if (position + rounded < end) free[position + rounded] = end;
-    return position;
+  auto& runs = runs_[static_cast<size_t>(plane)];
+  uint64_t position = used(plane), least = UINT64_MAX, end = 0;
+  for (const auto& [begin, last] : runs) {
+    if (begin - end >= rounded && begin - end < least) {
+      position = end;
+      least = begin - end;
+    }
+    end = last;
   }
-  if (used + rounded > memory_.elements)
+  if (position + rounded > memory_.elements)
     return Status(Code::kResourceExhausted,
                   fmt::format("the residuals' memory holds {} elements of this rank's shards; {} "
                               "more are asked for: reserve() counts the gradients of one step",
-                              memory_.elements, used + rounded - memory_.elements));
-  const uint64_t position = used;
-  used += rounded;
+                              memory_.elements, position + rounded - memory_.elements));
+  if (rounded > 0) runs[position] = position + rounded;
   return position;
+}
+
+/// Gives back what nobody refers to any more, for steps that end amid those of others.
+void Residuals::collect(int plane) {
+  auto& runs = runs_[static_cast<size_t>(plane)];
+  std::set<uint64_t> in_use;
+  const auto mark = [&](const Layout& layout) {
+    for (const auto& [key, entries] : layout)
+      for (const auto& [offset, e] : entries)
+        in_use.insert(std::prev(runs.upper_bound(e.position))->first);
+  };
+  if (plane == now_) {
+    mark(committed_);
+    mark(released_);
+  } else {
+    mark(latest_);
+  }
+  std::erase_if(runs, [&](const auto& run) { return !in_use.contains(run.first); });
 }
 
 Status Residuals::copy(uint64_t to, const Found& from, int to_plane, drivers::cuda::Stream stream) {
@@ -216,22 +233,6 @@ void Residuals::release(std::span<const ResidualRange> ranges, std::vector<Parti
   }
 }
 
-/// Neighbours become one stretch again, for the next bucket is placed as a whole.
-void Residuals::give_back(int plane, const Entry& entry) {
-  auto& free = free_[static_cast<size_t>(plane)];
-  uint64_t begin = entry.position, end = entry.position + entry.elements;
-  auto next = free.lower_bound(begin);
-  if (next != free.begin() && std::prev(next)->second == begin) {
-    begin = std::prev(next)->first;
-    free.erase(std::prev(next));
-  }
-  if (next != free.end() && next->first == end) {
-    end = next->second;
-    free.erase(next);
-  }
-  free[begin] = end;
-}
-
 /// What the step has written of these parameters, as it lies in the plane: buckets are copied as a whole.
 std::vector<Residuals::Written> Residuals::written(std::span<const uint64_t> keys) const {
   std::vector<Written> all;
@@ -275,12 +276,8 @@ Status Residuals::make_room(std::span<const Written> ranges) {
 }
 
 Status Residuals::commit(std::span<const uint64_t> keys) {
-  for (const uint64_t key : keys) {
-    const auto released = released_.find(key);
-    if (released == released_.end()) continue;
-    for (const auto& [offset, e] : released->second) give_back(now_, e);
-    released_.erase(released);
-  }
+  for (const uint64_t key : keys) released_.erase(key);
+  collect(now_);
   const auto ranges = written(keys);
   PACELINE_RETURN_IF_ERROR(make_room(ranges));
   Found from{0, 1 - now_, 0};
@@ -307,9 +304,8 @@ Status Residuals::commit(std::span<const uint64_t> keys) {
 }
 
 void Residuals::forget_written(std::span<const uint64_t> keys) {
-  for (const auto& [range, position] : written(keys))
-    give_back(1 - now_, {range.elements, position});
   for (const uint64_t key : keys) latest_.erase(key);
+  collect(1 - now_);
 }
 
 void Residuals::rollback(std::span<const uint64_t> keys) {
@@ -353,8 +349,7 @@ Status Residuals::commit() {
   }
   committed_ = std::move(latest_);
   latest_.clear();
-  used_[static_cast<size_t>(now_)] = 0;
-  free_[static_cast<size_t>(now_)].clear();
+  runs_[static_cast<size_t>(now_)].clear();
   now_ = 1 - now_;
   return Status::ok();
 }
@@ -363,8 +358,7 @@ void Residuals::rollback() {
   for (const auto& [key, entries] : released_) take_back(key, entries);
   released_.clear();
   latest_.clear();
-  used_[static_cast<size_t>(1 - now_)] = 0;
-  free_[static_cast<size_t>(1 - now_)].clear();
+  runs_[static_cast<size_t>(1 - now_)].clear();
 }
 
 Status Residuals::add_to(uint64_t key, std::span<float> data) {

@@ -82,8 +82,8 @@ class Residuals {
     const auto plane = static_cast<size_t>(now_);
     for (const auto begin : {memory_.residual[plane], memory_.velocity[plane]}) {
       if (begin == 0) continue;
-      for (uint64_t at = 0; at < used_[plane]; at += kStretch)
-        PACELINE_RETURN_IF_ERROR(f(address(begin, at), std::min(kStretch, used_[plane] - at)));
+      for (uint64_t at = 0; at < used(now_); at += kStretch)
+        PACELINE_RETURN_IF_ERROR(f(address(begin, at), std::min(kStretch, used(now_) - at)));
     }
     return Status::ok();
   }
@@ -120,16 +120,20 @@ class Residuals {
   Status make_room(std::span<const Written> ranges);
   void forget_written(std::span<const uint64_t> keys);
   void take_back(uint64_t key, const Entries& released);
-  void give_back(int plane, const Entry& entry);
+  void collect(int plane);
+  /// Elements up to the end of what was handed out.
+  [[nodiscard]] uint64_t used(int plane) const {
+    const auto& runs = runs_[static_cast<size_t>(plane)];
+    return runs.empty() ? 0 : runs.rbegin()->second;
+  }
   void insert(Layout& layout, std::span<const ResidualRange> ranges, uint64_t position);
 
   const drivers::cuda::Api& api_;
   drivers::cuda::Stream stream_;
   Memory memory_;
-  int now_ = 0;                     ///< the plane of committed values
-  std::array<uint64_t, 2> used_{};  ///< elements handed out, by plane
-  /// Of those, what came back before the planes turned around: begin, end.
-  std::array<std::map<uint64_t, uint64_t>, 2> free_;
+  int now_ = 0;  ///< the plane of committed values
+  /// What was handed out, by plane: begin, end.
+  std::array<std::map<uint64_t, uint64_t>, 2> runs_;
   Layout committed_, latest_;  ///< in plane now_, in the other
   Layout released_;            ///< in plane now_: given away in this step
 };

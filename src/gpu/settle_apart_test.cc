@@ -2,6 +2,7 @@
 #include <barrier>
 #include <cmath>
 #include <mutex>
+#include <numeric>
 #include <random>
 
 #include "gpu/cluster.h"
@@ -17,7 +18,7 @@ struct Setting {
   int nodes, local_size;
   device::cuda::WireCodec codec;
 };
-class SettleApart : public testing::TestWithParam<Setting> {};
+class SettleApartOf : public testing::TestWithParam<Setting> {};
 
 /// What some ranks have added up of every parameter.
 using Sums = std::vector<std::vector<double>>;
@@ -35,7 +36,7 @@ struct Turn {
 
 // Nothing is lost or kept of any model, however their steps lie in one another; in the memory of one step of each, for a
 // model may take many while another one's waits.
-TEST_P(SettleApart, NothingIsLost) {
+TEST_P(SettleApartOf, NothingIsLost) {
   const auto p = GetParam();
   Cluster cluster({.nodes = p.nodes, .local_size = p.local_size});
   std::vector<Turn> turns = {{0, End::kNone}, {1, End::kTakeBack}, {2, End::kKeep}};
@@ -120,7 +121,53 @@ TEST_P(SettleApart, NothingIsLost) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, SettleApart,
+// Buckets of sizes that leave gaps, whose order changes, first fewer and larger ones: a long time beside a step that waits.
+TEST(SettleApart, ManyStepsTakeTheMemoryOfOne) {
+  Cluster cluster({.nodes = 2, .local_size = 1});
+  const std::vector<uint64_t> sizes = {90'001, 30'005, 30'011, 70'003, 19, 50'021};
+  constexpr uint64_t kWaiting = 100, kWaits = 80'007;
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r, {.piece_bytes = 256 * 1024});
+    ASSERT_TRUE(made.is_ok()) << made.status().message();
+    auto& path = **made;
+    uint64_t all = kWaits;
+    for (const uint64_t size : sizes) all += size;
+    ASSERT_TRUE(path.reserve(all * sizeof(float), all * sizeof(float)).is_ok());
+    std::mt19937_64 random(static_cast<uint64_t>(r)), draw(7);
+    std::normal_distribution<float> normal;
+    std::vector<uint64_t> keys(sizes.size());
+    std::iota(keys.begin(), keys.end(), 0);
+    const auto send = [&](std::span<const uint64_t> bucket) {
+      AllReduce a;
+      for (const auto key : bucket) {
+        a.segments.push_back({key, 0, key == kWaiting ? kWaits : sizes[key]});
+        a.count += a.segments.back().elements;
+      }
+      Tensor tensor(cluster, r, a.count * sizeof(float));
+      for (uint64_t i = 0; i < a.count; ++i) tensor.as<float>()[i] = normal(random);
+      a.data = tensor.address();
+      a.codec = static_cast<int>(device::cuda::WireCodec::kInt8);
+      a.name = "bucket";
+      carry(cluster, path, a);
+    };
+    ASSERT_NO_FATAL_FAILURE(send(std::vector{kWaiting}));
+    for (int step = 0; step < 30; ++step) {
+      std::shuffle(keys.begin(), keys.end(), draw);
+      const size_t most = step == 0 ? keys.size() : 2;
+      for (size_t at = 0; at < keys.size(); at += most) {
+        ASSERT_NO_FATAL_FAILURE(
+            send(std::span(keys).subspan(at, std::min(most, keys.size() - at))));
+      }
+      const auto status =
+          step % 4 == 3 ? path.rollback_residuals(keys) : path.commit_residuals(keys);
+      ASSERT_TRUE(status) << "step " << step << ": " << status.message();
+    }
+    ASSERT_TRUE(path.rollback_residuals().is_ok());
+    EXPECT_TRUE(path.destroy().is_ok());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, SettleApartOf,
                          testing::Values(Setting{2, 1, device::cuda::WireCodec::kTopK},
                                          Setting{2, 2, device::cuda::WireCodec::kTopK},
                                          Setting{3, 1, device::cuda::WireCodec::kInt8},
