@@ -14,29 +14,18 @@
 #include <string>
 #include <vector>
 
+#include "base/testing/fuzz_input.h"
 #include "bootstrap/kv_space.h"
 
 namespace {
 
 using namespace paceline;             // NOLINT: a fuzzer has no headers to leak into
 using namespace paceline::bootstrap;  // NOLINT
+using paceline::testing::FuzzInput;
+using paceline::testing::require;
 
 constexpr KvSpace::Limits kLimits{.memory = 20'000, .unread = 2'000, .awaited = 5};
 constexpr int kClients = 4;
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
-
-struct Input {
-  std::span<const uint8_t> rest;
-  uint8_t byte() {
-    if (rest.empty()) return 0;
-    const uint8_t b = rest[0];
-    rest = rest.subspan(1);
-    return b;
-  }
-};
 
 /// The space, its clients as they should be, and all that they were told.
 class Play {
@@ -203,7 +192,7 @@ class Play {
     }
   }
 
-  Input in_;
+  FuzzInput in_;
   std::span<const uint8_t> cuts_;
   std::size_t turn_ = 0;
   uint8_t nonces_ = 0;

@@ -309,6 +309,7 @@ class Path {
   void settle_sums();
   Status ensure_residuals(bool velocity, bool sums);
   Status order_lanes_after_gather();
+  Status settle(const char* what, const std::function<Status(Residuals&)>& end);
   Status allocate_residuals(bool velocity, bool of_sums);
   Result<Residuals::Memory> make_planes(DeviceObjects& from, uint64_t elements, bool velocity);
 

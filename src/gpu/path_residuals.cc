@@ -70,18 +70,6 @@ Status Path::ensure_residuals(bool velocity, bool sums) {
 
 // --- Steps ------------------------------------------------------------------------------------------------------
 
-Status Path::commit_residuals() {
-  PACELINE_RETURN_IF_ERROR(usable("residual commit"));
-  const CurrentContext current(api_, context_);
-  settle_sums();
-  PACELINE_RETURN_IF_ERROR(ended_by(residuals_->commit()));
-  if (!sum_residuals_->ready()) return Status::ok();
-  // The planes of the sums turn around behind all lanes, which may read next what another of them has written.
-  auto status = sum_residuals_->commit();
-  if (status) status = order_lanes_after_gather();
-  return ended_by(status);
-}
-
 Status Path::order_lanes_after_gather() {
   PACELINE_CUDA_CALL(api_, event_record, committed_, gather_);
   for (auto& lane : std::span(lanes_).first(lanes_.size() - 1))
@@ -89,35 +77,33 @@ Status Path::order_lanes_after_gather() {
   return Status::ok();
 }
 
-Status Path::rollback_residuals() {
-  PACELINE_RETURN_IF_ERROR(usable("residual rollback"));
+/// The step ends: of what ranks owe, then of what sums owe.
+Status Path::settle(const char* what, const std::function<Status(Residuals&)>& end) {
+  PACELINE_RETURN_IF_ERROR(usable(what));
   const CurrentContext current(api_, context_);
   settle_sums();
-  residuals_->rollback();
+  PACELINE_RETURN_IF_ERROR(ended_by(end(*residuals_)));
   if (!sum_residuals_->ready()) return Status::ok();
-  sum_residuals_->rollback();
-  return ended_by(order_lanes_after_gather());
-}
-
-Status Path::commit_residuals(std::span<const uint64_t> keys) {
-  PACELINE_RETURN_IF_ERROR(usable("residual commit"));
-  const CurrentContext current(api_, context_);
-  settle_sums();
-  PACELINE_RETURN_IF_ERROR(ended_by(residuals_->commit(keys)));
-  if (!sum_residuals_->ready()) return Status::ok();
-  auto status = sum_residuals_->commit(keys);
+  // The planes of the sums change behind all lanes, which may read next what another of them has written.
+  auto status = end(*sum_residuals_);
   if (status) status = order_lanes_after_gather();
   return ended_by(status);
 }
 
+Status Path::commit_residuals() {
+  return settle("residual commit", [](Residuals& r) { return r.commit(); });
+}
+
+Status Path::commit_residuals(std::span<const uint64_t> keys) {
+  return settle("residual commit", [&](Residuals& r) { return r.commit(keys); });
+}
+
+Status Path::rollback_residuals() {
+  return settle("residual rollback", [](Residuals& r) { return r.rollback(); });
+}
+
 Status Path::rollback_residuals(std::span<const uint64_t> keys) {
-  PACELINE_RETURN_IF_ERROR(usable("residual rollback"));
-  const CurrentContext current(api_, context_);
-  settle_sums();
-  residuals_->rollback(keys);
-  if (!sum_residuals_->ready()) return Status::ok();
-  sum_residuals_->rollback(keys);
-  return ended_by(order_lanes_after_gather());
+  return settle("residual rollback", [&](Residuals& r) { return r.rollback(keys); });
 }
 
 Status Path::scale_residuals(double factor) {

@@ -308,7 +308,7 @@ void Residuals::forget_written(std::span<const uint64_t> keys) {
   collect(1 - now_);
 }
 
-void Residuals::rollback(std::span<const uint64_t> keys) {
+Status Residuals::rollback(std::span<const uint64_t> keys) {
   for (const uint64_t key : keys) {
     const auto released = released_.find(key);
     if (released == released_.end()) continue;
@@ -316,6 +316,7 @@ void Residuals::rollback(std::span<const uint64_t> keys) {
     released_.erase(released);
   }
   forget_written(keys);
+  return Status::ok();
 }
 
 void Residuals::take_back(uint64_t key, const Entries& released) {
@@ -354,11 +355,12 @@ Status Residuals::commit() {
   return Status::ok();
 }
 
-void Residuals::rollback() {
+Status Residuals::rollback() {
   for (const auto& [key, entries] : released_) take_back(key, entries);
   released_.clear();
   latest_.clear();
   runs_[static_cast<size_t>(1 - now_)].clear();
+  return Status::ok();
 }
 
 Status Residuals::add_to(uint64_t key, std::span<float> data) {

@@ -63,11 +63,11 @@ class Residuals {
   /// a rollback brings them back. Velocities go without being handed out.
   void release(std::span<const ResidualRange> ranges, std::vector<Parting>& out);
   Status commit();
-  void rollback();
+  Status rollback();
   /// The step of these parameters alone. What others have written stays to be settled, so the planes can't turn around:
   /// a commit copies the parameters' values.
   Status commit(std::span<const uint64_t> keys);
-  void rollback(std::span<const uint64_t> keys);
+  Status rollback(std::span<const uint64_t> keys);
 
   /// Adds [0, data.size()) of a parameter, as of the last commit; what is another rank's, or was never used, is 0.
   Status add_to(uint64_t key, std::span<float> data);

@@ -8,29 +8,14 @@
 #include <span>
 #include <vector>
 
+#include "base/testing/fuzz_input.h"
 #include "wire/protocol.h"
 
 using namespace paceline;        // NOLINT: a fuzzer has no headers to leak into
 using namespace paceline::wire;  // NOLINT
+using paceline::testing::FuzzInput;
 
 namespace {
-
-struct Input {
-  const uint8_t* at;
-  std::size_t left;
-  uint8_t byte() {
-    if (left == 0) return 0;
-    --left;
-    return *at++;
-  }
-  uint64_t number() {  // small ones, and sometimes a huge one
-    uint8_t b = byte();
-    if (b < 0xF0) return b;
-    uint64_t v = 0;
-    for (int i = 0; i < 8; ++i) v = v << 8 | byte();
-    return b < 0xF8 ? v : v & 0xFFFF;
-  }
-};
 
 struct CountingSink : Sink {
   void consume(uint64_t offset, std::span<const std::byte> data) override {
@@ -42,18 +27,18 @@ struct CountingSink : Sink {
   std::byte total{};
 };
 
-Frame frame_of(Input& in) {
+Frame frame_of(FuzzInput& in) {
   Frame f;
   f.type = static_cast<FrameType>(in.byte() % 24);
-  f.length = static_cast<uint32_t>(in.number());
+  f.length = static_cast<uint32_t>(in.number(0xFFFF));
   f.digest = in.byte() % 4;
-  f.tag = in.number();
+  f.tag = in.number(0xFFFF);
   uint64_t message = in.byte();
   f.message = message < 128 ? message : (message - 128) << 32 | (1 + in.byte() % 4);
-  f.total = in.number() * (in.byte() % 2 == 0 ? 1 : 64);
-  f.position = in.number() * (in.byte() % 2 == 0 ? 1 : 64);
-  f.acknowledged = in.number();
-  f.freed = static_cast<uint32_t>(in.number());
+  f.total = in.number(0xFFFF) * (in.byte() % 2 == 0 ? 1 : 64);
+  f.position = in.number(0xFFFF) * (in.byte() % 2 == 0 ? 1 : 64);
+  f.acknowledged = in.number(0xFFFF);
+  f.freed = static_cast<uint32_t>(in.number(0xFFFF));
   f.has_sum = in.byte() % 16 == 0;
   return f;
 }
@@ -61,7 +46,7 @@ Frame frame_of(Input& in) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  Input in{data, size};
+  FuzzInput in{{data, size}};
   Shared shared;
   shared.options.piece_bytes = 256;
   shared.options.eager_limit = 128;
@@ -73,7 +58,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   uint64_t cookie = 0;
   std::vector<std::byte> out;
   std::vector<std::byte> scratch(4096);
-  while (in.left > 0) {
+  while (!in.rest.empty()) {
     switch (in.byte() % 8) {
       case 0: {
         std::size_t n = in.byte() * 8U;
@@ -121,7 +106,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             (void)session->placed(*frame, {scratch.data(), frame->length});
         } else {
           std::vector<std::byte> payload(frame->length, std::byte{0x41});
-          if (payload.size() > in.left + 200) payload.resize(in.left + 200);
+          if (payload.size() > in.rest.size() + 200) payload.resize(in.rest.size() + 200);
           (void)session->take_control(*frame, payload);
         }
       }

@@ -5,7 +5,6 @@ thread, so that an all-reduce that blocked a thread of TensorFlow's would be fou
 
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -523,56 +522,6 @@ def shut_down_and_again():
         raise AssertionError("no error")
     start("again")
     np.testing.assert_allclose(pl.allreduce(tf.ones([4]), op=pl.Sum).numpy(), np.full(4, pl.size()))
-
-
-@case
-def a_killed_rank_is_named():
-    """The last rank dies while the others wait for it."""
-    last = pl.size() - 1
-    if pl.rank() == last:
-        time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGKILL)
-    before = time.monotonic()
-    try:
-        pl.allreduce(tf.ones([1000]), op=pl.Sum, name="orphan")
-    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-        assert f"rank {last}" in str(error), error
-    else:
-        raise AssertionError("no error")
-    assert time.monotonic() - before < 20
-
-
-@case
-def left_out_by_one_rank():
-    """What one rank never reaches ends after PACELINE_TIMEOUT by its name, in eager code and in a function."""
-    for lonely, how in enumerate((pl.allreduce, tf.function(lambda x, name: pl.allreduce(x, name=name)))):
-        name = f"left out by all but {lonely}"
-        if pl.rank() == lonely:
-            try:
-                how(tf.ones([4]), name=name)
-            except tf.errors.DeadlineExceededError as error:
-                for text in (name, f"rank {1 - lonely}", "PACELINE_TIMEOUT"):
-                    assert text in str(error), error
-            else:
-                raise AssertionError("no error")
-        meet(name)
-    np.testing.assert_allclose(pl.allreduce(tf.ones([4]), op=pl.Sum, name="after").numpy(), np.full(4, pl.size()))
-
-
-@case
-def left_by_one_rank():
-    """A rank without a batch left shuts down: what waits for it ends at once, by its name, and so does what comes."""
-    leaver = pl.size() - 1
-    if pl.rank() == leaver:
-        pl.shutdown()
-        return
-    for name in ("last batch", "one more"):
-        try:
-            pl.allreduce(tf.ones([4]), name=name)
-        except tf.errors.UnavailableError as error:
-            assert name in str(error) and f"rank {leaver} has shut down" in str(error), error
-        else:
-            raise AssertionError("no error")
 
 
 def meet(name):

@@ -23,10 +23,10 @@ TOPK = "unnamed_operations_keep_no_residual"
 
 
 def names():
-    """The cases that share a run; the others end their job, or want settings of their own."""
+    """The cases that share a run; the other one wants settings of its own, and what ends a job is in endings.py."""
     tree = ast.parse(RANKS.read_text())
     cases = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.decorator_list]
-    return [name for name in cases if name not in (DEADLY, LEFT_OUT, LEFT, TOPK)]
+    return [name for name in cases if name != TOPK]
 
 
 def run_ranks(directory, size, cases, nodes=False, script=RANKS, **settings):
@@ -83,7 +83,7 @@ def test_ranks_end_well(two_ranks):
 
 
 def test_killed_rank(tmp_path):
-    results, outputs, codes = run_ranks(tmp_path, 3, ["eager_operations", DEADLY])
+    results, outputs, codes = run_ranks(tmp_path, 3, ["eager_operations", DEADLY], script=ENDINGS)
     for rank in (0, 1):
         assert results[rank].get(DEADLY) == "ok", f"rank {rank}:\n{results[rank].get(DEADLY)}\n{outputs[rank][-3000:]}"
     assert codes[2] == -9
@@ -98,11 +98,11 @@ def check(outcome, cases):
 
 
 def test_left_out_by_one_rank(tmp_path):
-    check(run_ranks(tmp_path, 2, [LEFT_OUT], PACELINE_TIMEOUT="5"), [LEFT_OUT])
+    check(run_ranks(tmp_path, 2, [LEFT_OUT], script=ENDINGS, PACELINE_TIMEOUT="5"), [LEFT_OUT])
 
 
 def test_left_by_one_rank(tmp_path):
-    check(run_ranks(tmp_path, 2, ["eager_operations", LEFT], PACELINE_TIMEOUT="100"), [LEFT])
+    check(run_ranks(tmp_path, 2, ["eager_operations", LEFT], script=ENDINGS, PACELINE_TIMEOUT="100"), [LEFT])
 
 
 def test_unnamed_operations_under_topk(tmp_path):

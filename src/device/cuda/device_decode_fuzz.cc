@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "base/testing/fuzz_input.h"
 #include "device/cuda/codec_test_util.h"
 #include "device/cuda/kernel_arguments.h"
 #include "device/cuda/reference.h"
@@ -21,27 +22,17 @@ namespace {
 using namespace paceline;                // NOLINT: a fuzzer has no headers to leak into
 using namespace paceline::device::cuda;  // NOLINT
 using drivers::cuda::DevicePtr;
+using paceline::testing::FuzzInput;
+using paceline::testing::require;
 using test::Buffer;
 
-void require(bool condition) {
-  if (!condition) std::abort();
+/// What is left of the input, and zeros where that is too little.
+void fill(FuzzInput& in, const Buffer& buffer, uint64_t from = 0) {
+  const std::size_t n = std::min<std::size_t>(buffer.bytes() - from, in.rest.size());
+  std::memset(buffer.as<std::byte>() + from, 0, buffer.bytes() - from);
+  if (n > 0) std::memcpy(buffer.as<std::byte>() + from, in.rest.data(), n);
+  in.rest = in.rest.subspan(n);
 }
-
-struct Input {
-  std::span<const uint8_t> rest;
-  uint8_t byte() {
-    if (rest.empty()) return 0;
-    const uint8_t b = rest[0];
-    rest = rest.subspan(1);
-    return b;
-  }
-  void fill(const Buffer& buffer, uint64_t from = 0) {
-    const std::size_t n = std::min<std::size_t>(buffer.bytes() - from, rest.size());
-    std::memset(buffer.as<std::byte>() + from, 0, buffer.bytes() - from);
-    if (n > 0) std::memcpy(buffer.as<std::byte>() + from, rest.data(), n);
-    rest = rest.subspan(n);
-  }
-};
 
 constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
@@ -56,14 +47,14 @@ bool same(const Buffer& a, const Buffer& b) {
   return std::memcmp(a.as<void>(), b.as<void>(), a.bytes()) == 0;
 }
 
-void elements(Input& in, WireCodec codec) {
+void elements(FuzzInput& in, WireCodec codec) {
   const DType dtype = kTypes[in.byte() % 3];
   const uint64_t count = 1 + in.byte() * (in.byte() % 2 == 0 ? 1U : 41U);
   const WireFormat format{codec, dtype, (1 + in.byte()) / 256.0, in.byte() % 2 == 0};
   std::vector<Buffer> encodings;
   for (int n = 1 + in.byte() % 3; n > 0; --n) {
     encodings.emplace_back(encoded_bytes(format, count));
-    in.fill(encodings.back());
+    fill(in, encodings.back());
   }
   const auto sources = addresses(encodings);
   const Buffer once(count * dtype_size(dtype)), again(once.bytes());
@@ -86,7 +77,7 @@ void elements(Input& in, WireCodec codec) {
   }
 }
 
-void rows(Input& in) {
+void rows(FuzzInput& in) {
   RowFormat format{kTypes[in.byte() % 3]};
   const uint8_t values = in.byte() % 3;
   format.values = values == 0 ? format.dtype : DType::kFloat16;
@@ -103,7 +94,7 @@ void rows(Input& in) {
                                : in.byte() * 0x01010101U;
     is_possible = is_possible && count <= format.capacity;
     encodings.emplace_back(used_row_bytes(format, std::min<uint64_t>(count, format.capacity)));
-    in.fill(encodings.back(), sizeof count);
+    fill(in, encodings.back(), sizeof count);
     std::memcpy(encodings.back().as<void>(), &count, sizeof count);
   }
   const auto sources = addresses(encodings);
@@ -119,7 +110,7 @@ void rows(Input& in) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
-  Input in{{data, size}};
+  FuzzInput in{{data, size}};
   const uint8_t what = in.byte() % 8;
   if (what < 5) {
     elements(in, static_cast<WireCodec>(what));

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/crc32c.h"
+#include "base/testing/fuzz_input.h"
 #include "wire/tcp/connection.h"
 
 #if defined(__has_feature)
@@ -32,7 +33,10 @@ namespace {
 
 using namespace paceline;        // NOLINT: a fuzzer has no headers to leak into
 using namespace paceline::wire;  // NOLINT
+using paceline::testing::FuzzInput;
+using paceline::testing::require;
 
+constexpr uint64_t kLargish = 0xFFFFF;
 constexpr uint32_t kPiece = 256;
 constexpr uint32_t kEagerLimit = 128;
 constexpr std::size_t kLongestStream = 192 * 1024;
@@ -41,27 +45,6 @@ constexpr std::size_t kMostInput =
 /// Of the posted receives; those beyond kEagerLimit are announced, and numbered by their place here.
 constexpr uint64_t kCapacities[] = {1000, 4096, 64, 129, 3000};
 constexpr uint64_t kSinkAt = 1;
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
-
-struct Input {
-  std::span<const uint8_t> rest;
-  uint8_t byte() {
-    if (rest.empty()) return 0;
-    const uint8_t b = rest[0];
-    rest = rest.subspan(1);
-    return b;
-  }
-  uint64_t number() {  // small ones, and sometimes a huge one
-    const uint8_t b = byte();
-    if (b < 0xF0) return b;
-    uint64_t v = 0;
-    for (int i = 0; i < 8; ++i) v = v << 8 | byte();
-    return b < 0xF8 ? v : v & 0xFFFFF;
-  }
-};
 
 /// Every byte comes once, and none from beyond the capacity.
 struct OnceSink : Sink {
@@ -78,7 +61,7 @@ struct OnceSink : Sink {
   std::vector<std::byte> bytes = std::vector<std::byte>(kCapacities[kSinkAt]);
 };
 
-Frame piece_of(Input& in) {
+Frame piece_of(FuzzInput& in) {
   Frame f;
   f.type = FrameType::kPiece;
   const uint64_t slot = in.byte() % std::size(kCapacities);
@@ -90,20 +73,20 @@ Frame piece_of(Input& in) {
   return f;
 }
 
-Frame control_of(Input& in, uint64_t sequence) {
+Frame control_of(FuzzInput& in, uint64_t sequence) {
   Frame f;
   f.type = static_cast<FrameType>(in.byte() % 24);
   f.position = sequence;
   f.tag = in.byte() % 16;
-  f.length = static_cast<uint32_t>(in.number());
-  f.total = f.type == FrameType::kEager ? f.length : in.number();
+  f.length = static_cast<uint32_t>(in.number(kLargish));
+  f.total = f.type == FrameType::kEager ? f.length : in.number(kLargish);
   f.message = in.byte() % 8;
   f.acknowledged = in.byte() % 4;
   f.freed = in.byte();
   return f;
 }
 
-std::vector<std::byte> stream_of(Input& in, bool is_data) {
+std::vector<std::byte> stream_of(FuzzInput& in, bool is_data) {
   std::vector<std::byte> stream;
   uint64_t sequence = 0;
   while (!in.rest.empty() && stream.size() < kLongestStream) {
@@ -120,19 +103,19 @@ std::vector<std::byte> stream_of(Input& in, bool is_data) {
     f.digest = what / 8 % 2;
     switch (what / 16) {  // one field is another than the one that is due
       case 1:
-        f.position = in.number() * 64;
+        f.position = in.number(kLargish) * 64;
         break;
       case 2:
-        f.length = static_cast<uint32_t>(in.number());
+        f.length = static_cast<uint32_t>(in.number(kLargish));
         break;
       case 3:
-        f.total = in.number();
+        f.total = in.number(kLargish);
         break;
       case 4:
-        f.message = in.number() | in.number() << 32;
+        f.message = in.number(kLargish) | in.number(kLargish) << 32;
         break;
       case 5:
-        f.tag = in.number();
+        f.tag = in.number(kLargish);
         break;
       default:
         break;
@@ -252,7 +235,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   constexpr std::size_t kCuts = 8;
   if (size < 1 + kCuts) return 0;
   const bool is_data = data[0] % 2 == 1;
-  Input in{{data + 1 + kCuts, size - 1 - kCuts}};
+  FuzzInput in{{data + 1 + kCuts, size - 1 - kCuts}};
   const std::vector<std::byte> stream = stream_of(in, is_data);
   const uint8_t whole[] = {255};
   require(play(stream, {data + 1, kCuts}, is_data) == play(stream, whole, is_data));
