@@ -36,6 +36,12 @@ class FakeCommunicator:
             raise self.error
         return ctypes.addressof(self.word)
 
+    not_finite = ()
+
+    def take_not_finite(self):
+        taken, self.not_finite = self.not_finite, ()
+        return taken
+
     def __getattr__(self, name):
         return lambda *arguments: self.calls.append(name.removesuffix("_residuals"))
 
@@ -380,8 +386,7 @@ def two(endpoint, monkeypatch):
         parameter.grad = torch.randn(3)
         steps.add(model, [(key, parameter)])
         optimizers[model] = torch.optim.SGD([parameter], lr=0.1)
-    communicator.not_finite, communicator.operations = [], 0
-    monkeypatch.setattr(communicator, "take_not_finite", lambda: communicator.not_finite, raising=False)
+    communicator.operations = 0
     for name in ("commit", "rollback"):
         monkeypatch.setattr(
             communicator,
@@ -418,6 +423,22 @@ def test_the_model_that_is_not_finite_is_taken_back_alone(two):
     run("first")
     run("second", 2)
     endpoint.communicator.finite, endpoint.communicator.not_finite = False, [3]
+    optimizers["first"].step()
+    assert endpoint.communicator.said() == ["wait", ("rollback", [9]), ("commit", None)]
+
+
+def test_what_a_model_alone_was_told_is_not_told_again_beside_another(two):
+    endpoint, optimizers, run = two
+    second = endpoint.steps.models.pop("second")
+    endpoint.communicator.finite, endpoint.communicator.not_finite = False, [1]
+    run("first")
+    optimizers["first"].step()
+    assert endpoint.communicator.said() == ["wait", ("rollback", None)]
+    assert endpoint.communicator.not_finite == ()
+    endpoint.steps.models["second"] = second
+    run("first")
+    run("second")
+    endpoint.communicator.not_finite = [3]
     optimizers["first"].step()
     assert endpoint.communicator.said() == ["wait", ("rollback", [9]), ("commit", None)]
 

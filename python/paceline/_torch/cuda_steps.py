@@ -72,10 +72,9 @@ class CudaSteps(residuals.ResidualSteps):
         """The models whose numbers were not, where a wait has said whether all that has arrived is finite."""
         if finite:
             return ()
-        if len(self.models) < 2:
-            return set(self.models)
-        found = {self._sender_of(operation) for operation in self._communicator().take_not_finite()}
-        if not found or not found.issubset(self.models):
+        operations = self._communicator().take_not_finite()  # also where one model has them all: they are told once
+        found = {self._sender_of(operation) for operation in operations}
+        if len(self.models) < 2 or not found or not found.issubset(self.models):
             return set(self.models)  # it is not known which
         for model in found:  # those whose end is told later
             self.models[model].finite = False
