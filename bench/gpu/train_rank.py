@@ -31,8 +31,8 @@ _STRETCH, _LEAST = 0.6, 3
 _STRETCH_OVERLAPPED, _LEAST_OVERLAPPED = 1.8, 12
 _WARM_UP = 5
 #: The same of our paths: the order of buckets without a barrier, and whether the end of a pass waits, are tried at the
-#: beginning. Whether the host sleeps is tried after that, for 24 passes: a run whose cores count passes them too.
-WARM_UP_OURS = 32
+#: beginning; then, for 24 passes, whether the host sleeps.
+WARM_UP_OURS = 60
 #: What the GPU waits for before a step whose ready times are noted, in times of what the host takes to launch one.
 _HEAD_START = 1.5
 #: Iterations in a trace.
@@ -207,7 +207,7 @@ class Bench(bench_rank.BenchRank):
         stretch, least = (_STRETCH_OVERLAPPED, _LEAST_OVERLAPPED) if overlapped else (_STRETCH, _LEAST)
         stretch = max(stretch, self.args.stretch)
         variant.iterations = max(least, min(50, round(stretch / took)))
-        variant.expected = took * (variant.iterations + 1)
+        variant.expected = took * (variant.iterations + 2)
 
     def measure(self):
         """Rounds until there are enough of them or time is up; every round visits every path, in another order."""
@@ -281,6 +281,7 @@ class Bench(bench_rank.BenchRank):
         return self.largest(0.0 if enough else 1.0) == 0.0
 
     def _stretch(self, variant):
+        """Steps in a row, timed from the end of the first, which finds the host no step ahead and an idle link."""
         variant.step(self.device, self.half)
         train_paths.settle(variant.optimizer)
         self.barrier()
@@ -288,9 +289,10 @@ class Bench(bench_rank.BenchRank):
         payload = _payload(variant)
         self.barrier()
         started = time.perf_counter()
-        returned = []
-        for _ in range(variant.iterations):
+        marks, returned = [], []
+        for _ in range(variant.iterations + 1):
             variant.step(self.device, self.half)
+            marks.append(self.clock.mark())
             returned.append(time.perf_counter() - started)
         train_paths.settle(variant.optimizer)
         self.clock.settle()
@@ -298,19 +300,20 @@ class Bench(bench_rank.BenchRank):
         cores = (bench_rank.cpu_seconds() - used) / took
         self.barrier()
         after = self._links()
-        step = took / variant.iterations
+        step = self.clock.seconds(marks[0], marks[-1]) / variant.iterations
         if train_paths.without_barrier(variant.path):
-            # A stretch's first step finds an idle link and its end waits for the last: from return to return the same
-            # is under way at both ends, and the host, which stands at the layers' gates, is no step ahead.
-            step = (returned[-1] - returned[0]) / (variant.iterations - 1)
+            # The end of a stretch waits for the last gradients: from return to return the same is under way at both ends,
+            # and the host, which stands at the layers' gates, is no step ahead.
+            step = (returned[-1] - returned[0]) / variant.iterations
+        steps = len(returned)
         one = {
             "seconds": self.largest(step),
             "cores": self.total(cores) / self.size,
-            "payload": self._of_busiest_node(_payload(variant) - payload) / variant.iterations,
+            "payload": self._of_busiest_node(_payload(variant) - payload) / steps,
         }
         variant.returned = [*returned, took]
         if before is not None:
-            one["wire"] = lab_bytes.busiest(before, after) / variant.iterations
+            one["wire"] = lab_bytes.busiest(before, after) / steps
         return one
 
     def _links(self):
