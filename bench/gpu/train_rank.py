@@ -245,9 +245,12 @@ class Bench(bench_rank.BenchRank):
         self.write()
 
     def _wrong_bytes(self, variant):
-        """What is wrong with the bytes of a path of ours on a node's link; "" where NCCL carries it, or nothing."""
+        """What is wrong with the bytes of a path of ours on a node's link; "" where NCCL carries it, or nothing.
+
+        On CPUs the counters hold what stays in the node, too.
+        """
         figures = self.result["paths"][variant.path]
-        if self.nodes < 2 or "wire" not in figures or train_paths.attachment_of(variant.model) is None:
+        if not self.cuda or self.nodes < 2 or "wire" not in figures or train_paths.attachment_of(variant.model) is None:
             return ""
         return wire_bytes.complaint(figures["payload"], figures["wire"], self.slots)
 
@@ -302,8 +305,8 @@ class Bench(bench_rank.BenchRank):
         after = self._links()
         step = self.clock.seconds(marks[0], marks[-1]) / variant.iterations
         if train_paths.without_barrier(variant.path):
-            # The end of a stretch waits for the last gradients: from return to return the same is under way at both ends,
-            # and the host, which stands at the layers' gates, is no step ahead.
+            # The end of a stretch waits for the last gradients: from return to return the same is under way at both
+            # ends, and the host, which stands at the layers' gates, is no step ahead.
             step = (returned[-1] - returned[0]) / variant.iterations
         steps = len(returned)
         one = {

@@ -180,8 +180,8 @@ Status TcpKeyValue::handle(const KvFrame& frame) {
       for (const auto& key : asked_) ask(key);
       return {};
     case FrameKind::kValue:
-      if (!ready_) break;
-      asked_.erase(frame.key);
+      // Once for each question: so what is kept is bounded by what was asked.
+      if (!ready_ || asked_.erase(frame.key) == 0) break;
       values_[frame.key] = frame.value;
       return {};
     case FrameKind::kRefused:

@@ -16,9 +16,9 @@
 #include "bootstrap/launch.h"
 #include "bootstrap/secret.h"
 #include "cli/commands.h"
-#include "cli/run_hosts.h"
 #include "cli/run_job.h"
 #include "cli/run_remote.h"
+#include "cli/text/hosts.h"
 
 namespace paceline::cli {
 namespace {

@@ -19,7 +19,7 @@
 #include "base/clock.h"
 #include "cli/file_errors.h"
 #include "cli/ignored_signals.h"
-#include "cli/run_output.h"
+#include "cli/text/output.h"
 
 namespace paceline::cli {
 namespace {

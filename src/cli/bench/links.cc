@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/lab/byte_server.h"
-#include "cli/lab/options.h"
+#include "cli/text/units.h"
 
 namespace paceline::bench {
 
@@ -33,7 +33,7 @@ uint64_t busiest(const LinkBytes& before, const LinkBytes& after) {
 }
 
 Result<double> link_rate(const std::string& option) {
-  if (!option.empty()) return lab::parse_rate(option);
+  if (!option.empty()) return cli::parse_rate(option);
   const char* rate = std::getenv("PACELINE_LAB_RATE");
   return rate == nullptr ? 0.0 : std::strtod(rate, nullptr);
 }

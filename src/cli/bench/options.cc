@@ -4,6 +4,7 @@
 
 #include "cli/bench/bench.h"
 #include "cli/lab/options.h"
+#include "cli/text/units.h"
 
 namespace paceline::bench {
 
@@ -27,7 +28,7 @@ std::string is_share(const std::string& text) {
 
 /// 0 stands for none inside.
 std::string is_rate(const std::string& text) {
-  auto rate = lab::parse_rate(text);
+  auto rate = cli::parse_rate(text);
   return rate && *rate > 0 ? "" : "a rate such as 1gbit or 300mbit is wanted, not " + text;
 }
 

@@ -31,6 +31,7 @@
 #include "cli/lab/round_trip.h"
 #include "cli/lab/signals.h"
 #include "cli/standard_output.h"
+#include "cli/text/units.h"
 
 namespace paceline::lab {
 namespace {
@@ -187,7 +188,7 @@ Status check_relayed_rate(const Options& o, const std::vector<LinkCalibration>& 
     return {Code::kUnavailable,
             fmt::format("--delay does not hold here: node{}'s link carries {} of {}, for the relay "
                         "needs more of the cores. Ask for a lower --rate or fewer nodes",
-                        i, format_rate(least), format_rate(o.rate_bps))};
+                        i, cli::format_rate(least), cli::format_rate(o.rate_bps))};
   }
   return Status::ok();
 }

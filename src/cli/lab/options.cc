@@ -1,10 +1,9 @@
 #include "cli/lab/options.h"
+#include "cli/text/units.h"
 
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <utility>
 
@@ -33,35 +32,6 @@ constexpr Profile kProfiles[] = {
 
 Status invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
 
-/// Splits "1.5gbit" into 1.5 and "gbit" (lower case).
-Result<std::pair<double, std::string>> split_number(std::string_view text) {
-  double number = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || !std::isfinite(number))
-    return invalid("it does not begin with a number");
-  std::string unit(end, text.data() + text.size());
-  std::transform(unit.begin(), unit.end(), unit.begin(),
-                 [](unsigned char c) { return std::tolower(c); });
-  return std::pair(number, unit);
-}
-
-struct Unit {
-  std::string_view name;
-  double factor;
-};
-
-Result<double> with_units(std::string_view text, std::span<const Unit> units,
-                          std::string_view example) {
-  auto parts = split_number(text);
-  if (parts.is_ok()) {
-    for (const auto& unit : units) {
-      const double value = parts->first * unit.factor;
-      if (parts->second == unit.name && std::isfinite(value)) return value;
-    }
-  }
-  return invalid(fmt::format("'{}' is not understood; write it like {}", text, example));
-}
-
 }  // namespace
 
 std::span<const Profile> profiles() { return kProfiles; }
@@ -70,34 +40,13 @@ std::string profiles_table() {
   auto out = fmt::format("{:<18} {:>9} {:>9} {:>6}  {}\n", "profile", "rate", "per flow", "MTU",
                          "stands for");
   for (const auto& p : kProfiles) {
-    out += fmt::format("{:<18} {:>9} {:>9} {:>6}  {}\n", p.name, format_rate(p.rate_bps),
-                       p.per_flow_bps > 0 ? format_rate(p.per_flow_bps) : "-", p.mtu, p.text);
+    out += fmt::format("{:<18} {:>9} {:>9} {:>6}  {}\n", p.name, cli::format_rate(p.rate_bps),
+                       p.per_flow_bps > 0 ? cli::format_rate(p.per_flow_bps) : "-", p.mtu, p.text);
   }
   return out +
          "What this machine can hold is measured: each run calibrates its links and says where "
          "they fall short;\n"
          "--scale 0.1 divides a profile's rates by ten.\n";
-}
-
-Result<double> parse_rate(std::string_view text) {
-  static constexpr Unit kUnits[] = {{"bit", 1}, {"kbit", 1e3}, {"k", 1e3}, {"mbit", 1e6},
-                                    {"m", 1e6}, {"gbit", 1e9}, {"g", 1e9}, {"tbit", 1e12}};
-  return with_units(text, kUnits, "1gbit or 300mbit");
-}
-
-Result<std::chrono::nanoseconds> parse_duration(std::string_view text) {
-  static constexpr Unit kUnits[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}};
-  PACELINE_ASSIGN(double ns, with_units(text, kUnits, "100us or 2ms"));
-  constexpr double kYear = 365.0 * 24 * 3600 * 1e9;
-  if (std::abs(ns) > kYear) {
-    return invalid(fmt::format("'{}' is longer than a year", text));
-  }
-  return std::chrono::nanoseconds(static_cast<int64_t>(std::llround(ns)));
-}
-
-Result<double> parse_share(std::string_view text) {
-  static constexpr Unit kUnits[] = {{"%", 0.01}};
-  return with_units(text, kUnits, "0.1%");
 }
 
 std::function<std::string(const std::string&)> number_from(double low, double high) {
@@ -106,12 +55,6 @@ std::function<std::string(const std::string&)> number_from(double low, double hi
     const bool is_good = CLI::detail::lexical_cast(text, number) && number >= low && number <= high;
     return is_good ? "" : fmt::format("{} is no number from {:g} to {:g}", text, low, high);
   };
-}
-
-std::string format_rate(double bps) {
-  if (bps >= 1e9) return fmt::format("{:.4g} Gb/s", bps / 1e9);
-  if (bps >= 1e6) return fmt::format("{:.4g} Mb/s", bps / 1e6);
-  return fmt::format("{:.4g} kb/s", bps / 1e3);
 }
 
 void Flags::declare(CLI::App& app) {
@@ -188,7 +131,7 @@ Status Flags::check() const {
   PACELINE_RETURN_IF_ERROR(check_loopback());
   if (o.rate_bps < 1e6 || o.rate_bps > 400e9) {
     return invalid(
-        fmt::format("--rate {} is outside of 1mbit to 400gbit", format_rate(o.rate_bps)));
+        fmt::format("--rate {} is outside of 1mbit to 400gbit", cli::format_rate(o.rate_bps)));
   }
   if (o.per_flow_bps != 0 && o.per_flow_bps < 1e5) {
     return invalid("--per-flow must be at least 100kbit");
@@ -199,7 +142,7 @@ Status Flags::check() const {
     return invalid(fmt::format(
         "--profile {} caps one flow at {}, which is above --rate: give --per-flow too, or scale "
         "the profile's rates with --scale instead of --rate",
-        o.profile, format_rate(o.per_flow_bps)));
+        o.profile, cli::format_rate(o.per_flow_bps)));
   }
   if (o.loss < 0 || o.loss > 0.5) return invalid("--loss must be between 0% and 50%");
   if (o.delay.count() < 0 || o.delay > std::chrono::seconds(1)) {
@@ -229,15 +172,15 @@ Result<Options> Flags::resolve(const std::vector<std::string>& command) {
   o.calibrate = !no_calibration_;
   if (app_->count("--profile") > 0) PACELINE_RETURN_IF_ERROR(apply_profile());
   PACELINE_RETURN_IF_ERROR(
-      apply(*app_, "--rate", rate_, parse_rate, [&](double bps) { o.rate_bps = bps; }));
+      apply(*app_, "--rate", rate_, cli::parse_rate, [&](double bps) { o.rate_bps = bps; }));
+  PACELINE_RETURN_IF_ERROR(apply(*app_, "--per-flow", per_flow_, cli::parse_rate,
+                                 [&](double bps) { o.per_flow_bps = bps; }));
   PACELINE_RETURN_IF_ERROR(
-      apply(*app_, "--per-flow", per_flow_, parse_rate, [&](double bps) { o.per_flow_bps = bps; }));
-  PACELINE_RETURN_IF_ERROR(
-      apply(*app_, "--loss", loss_, parse_share, [&](double share) { o.loss = share; }));
-  PACELINE_RETURN_IF_ERROR(apply(*app_, "--delay", delay_, parse_duration,
+      apply(*app_, "--loss", loss_, cli::parse_share, [&](double share) { o.loss = share; }));
+  PACELINE_RETURN_IF_ERROR(apply(*app_, "--delay", delay_, cli::parse_duration,
                                  [&](std::chrono::nanoseconds d) { o.delay = d; }));
   PACELINE_RETURN_IF_ERROR(
-      apply(*app_, "--grace", grace_, parse_duration, [&](std::chrono::nanoseconds d) {
+      apply(*app_, "--grace", grace_, cli::parse_duration, [&](std::chrono::nanoseconds d) {
         o.grace = std::chrono::duration_cast<std::chrono::milliseconds>(d);
       }));
   PACELINE_RETURN_IF_ERROR(check());

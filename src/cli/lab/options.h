@@ -51,17 +51,8 @@ struct Options {
   [[nodiscard]] int ranks() const { return nodes * slots; }
 };
 
-/// "1gbit", "300mbit", "25g": bits per second. Bytes per second (tc's "bps") are refused, being
-/// misread too often.
-Result<double> parse_rate(std::string_view text);
-/// "100us", "2ms".
-Result<std::chrono::nanoseconds> parse_duration(std::string_view text);
-/// "0.1%": a share from 0 to 1.
-Result<double> parse_share(std::string_view text);
 /// A check for CLI11's options: CLI::Range lets "nan" through.
 std::function<std::string(const std::string&)> number_from(double low, double high);
-/// "1 Gb/s", "300 Mb/s".
-std::string format_rate(double bps);
 
 /// The command line's flags. Must outlive the parser that they were declared to.
 class Flags {

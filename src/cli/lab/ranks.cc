@@ -18,7 +18,7 @@
 
 #include "cli/lab/owner.h"
 #include "cli/lab/rank_process.h"
-#include "cli/run_output.h"
+#include "cli/text/output.h"
 
 namespace paceline::lab {
 namespace {

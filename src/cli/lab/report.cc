@@ -9,12 +9,13 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/file_errors.h"
+#include "cli/text/units.h"
 
 namespace paceline::lab {
 namespace {
 
 std::string direction(const DirectionCalibration& d, double rate) {
-  return fmt::format("{:>11} ({:5.1f} %)  {:>7.0f} kB", format_rate(d.payload_bps),
+  return fmt::format("{:>11} ({:5.1f} %)  {:>7.0f} kB", cli::format_rate(d.payload_bps),
                      100 * d.payload_bps / rate, d.ahead_bytes / 1e3);
 }
 
@@ -35,8 +36,9 @@ nlohmann::json to_json(const Traffic& t) {
 std::string describe(const Options& o, const std::string& congestion) {
   auto text = fmt::format("{} node{} × {} rank{}, {} both ways, MTU {}, {}", o.nodes,
                           o.nodes == 1 ? "" : "s", o.slots, o.slots == 1 ? "" : "s",
-                          format_rate(o.rate_bps), o.mtu, congestion);
-  if (o.per_flow_bps > 0) text += fmt::format(", a flow at most {}", format_rate(o.per_flow_bps));
+                          cli::format_rate(o.rate_bps), o.mtu, congestion);
+  if (o.per_flow_bps > 0)
+    text += fmt::format(", a flow at most {}", cli::format_rate(o.per_flow_bps));
   if (o.delay.count() > 0)
     text += fmt::format(", {:.6g} µs more each way", static_cast<double>(o.delay.count()) / 1e3);
   if (o.loss > 0) text += fmt::format(", {:.3g} % lost", o.loss * 100);
@@ -60,7 +62,8 @@ std::string calibration_table(const Options& o, const std::vector<LinkCalibratio
                         direction(l.down, o.rate_bps));
     if (l.up.one_flow_bps > 0) {
       text += fmt::format("lab:        one flow up {} ({:.1f} % of its cap)\n",
-                          format_rate(l.up.one_flow_bps), 100 * l.up.one_flow_bps / o.per_flow_bps);
+                          cli::format_rate(l.up.one_flow_bps),
+                          100 * l.up.one_flow_bps / o.per_flow_bps);
     }
     holds =
         holds && std::min(l.up.payload_bps, l.down.payload_bps) >= kHolds * kTcpShare * o.rate_bps;
@@ -69,7 +72,8 @@ std::string calibration_table(const Options& o, const std::vector<LinkCalibratio
     text += fmt::format(
         "lab: warning: this machine does not hold {} on every link ({}): compare with the measured "
         "rates, not with the nominal one\n",
-        format_rate(o.rate_bps), o.loss > 0 ? "loss takes its share" : "it has too few free cores");
+        cli::format_rate(o.rate_bps),
+        o.loss > 0 ? "loss takes its share" : "it has too few free cores");
   }
   return text;
 }
@@ -80,7 +84,7 @@ std::string traffic_table(const std::vector<LinkTraffic>& used, double seconds) 
   for (std::size_t i = 0; i < used.size(); ++i) {
     const auto& l = used[i];
     auto mean = [&](const Traffic& t) {
-      return format_rate(static_cast<double>(t.bytes) * 8 / seconds);
+      return cli::format_rate(static_cast<double>(t.bytes) * 8 / seconds);
     };
     text += fmt::format("lab: node{:<2} {:>12.3f} {:>12} {:>12.3f} {:>12} {:>8}\n", i,
                         static_cast<double>(l.up.bytes) / 1e6, mean(l.up),

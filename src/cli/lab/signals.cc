@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "cli/ignored_signals.h"
-#include "cli/run_output.h"
+#include "cli/text/output.h"
 
 namespace paceline::lab {
 
