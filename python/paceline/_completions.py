@@ -11,7 +11,6 @@ import threading
 import weakref
 
 from paceline import _library
-from paceline.errors import from_code
 
 _BATCH = 64
 _SECONDS = 0.5
@@ -99,7 +98,9 @@ class Completions:
         for result in results[: max(count, 0)]:
             callback, keep = self.forget(result.op)
             if callback is not None:
-                error = from_code(result.code, communicator._sentence(handle, result.op)) if result.code else None
+                error = None
+                if result.code:
+                    error = communicator._failure(result.code, communicator._sentence(handle, result.op))
                 self._arrived.append((result.op, callback, keep, error, bool(result.finite)))
         return count >= 0
 

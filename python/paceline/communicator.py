@@ -113,6 +113,7 @@ class Communicator:
         self._lock = threading.RLock()
         self._completions = Completions(self)
         self._closing = self._ended = False
+        self._is_told = False  # whether somebody has heard of the failure that ended this communicator
         self._before_close = []
         self._interrupted = {}  # results by operation: it was released, and a signal's handler raised in wait()
         self._pid = os.getpid()
@@ -173,7 +174,7 @@ class Communicator:
         result = _library.Result()
         code = self._library.paceline_run(self._handle, byref(args), byref(result))
         if code:
-            raise from_code(code, self._sentence(self._handle, result.op))
+            raise self._failure(code, self._sentence(self._handle, result.op))
         return bool(result.finite)
 
     def send(self, pointer, size, peer, tag=0, group=0, name="", timeout=0.0):
@@ -203,7 +204,7 @@ class Communicator:
             code = result.code if result.op else self._library.paceline_wait(self._handle, op, timeout, byref(result))
             if code:
                 self._open_handle()
-            error = from_code(code, self._sentence(self._handle, op)) if code else None
+            error = self._failure(code, self._sentence(self._handle, op)) if code else None
             finite = bool(result.finite)
         except BaseException:
             if result.op:  # written when it was released
@@ -222,15 +223,14 @@ class Communicator:
         """
         if op in self._interrupted:
             result = self._interrupted.pop(op)
-            callback(
-                from_code(result.code, self._sentence(self._handle, op)) if result.code else None, bool(result.finite)
-            )
+            error = self._failure(result.code, self._sentence(self._handle, op)) if result.code else None
+            callback(error, bool(result.finite))
             return
         self._completions.expect(op, callback, keep)
         code = self._library.paceline_watch(self._handle, op)
         if code:
             self._completions.forget(op)
-            raise from_code(code, self._sentence(self._handle, op))
+            raise self._failure(code, self._sentence(self._handle, op))
 
     # --- groups ---------------------------------------------------------------------------------------------------
 
@@ -315,6 +315,7 @@ class Communicator:
         """Ends all operations here and on all ranks with `reason`; returns at once."""
         with self._lock:
             if self._handle is not None and self._pid == os.getpid():
+                self._is_told = True
                 self._library.paceline_comm_abort(self._handle, reason.encode())
 
     def before_close(self, action):
@@ -322,7 +323,10 @@ class Communicator:
         self._before_close.append(action)
 
     def close(self):
-        """Orderly end: waits until all ranks have called it (at most the time-out), then frees the handle."""
+        """Orderly end: waits until all ranks have called it (at most the time-out), then frees the handle.
+
+        A failure that nobody here has heard of (a broadcast's root does not wait for the others) is said on stderr.
+        """
         with self._lock:
             if self._closing or self._handle is None:
                 return
@@ -335,18 +339,22 @@ class Communicator:
         self._completions.close(self._wake_completions)
         with self._lock:
             handle, self._handle = self._handle, None
-        self._library.paceline_comm_destroy(handle)
+        code = self._library.paceline_comm_destroy(handle)
         self._ended = True
+        if code and not self._is_told:
+            sentence = _text(self._library.paceline_error(None))
+            print(f"paceline: rank {self.rank}: {sentence}", file=sys.stderr, flush=True)
         for callback in self._completions.left():
             callback(from_code(5, "the communicator was closed while the operation was under way"), True)
 
     def _wake_completions(self):
         """Their threads must have left the C ABI before the handle is freed; an operation with itself wakes one."""
+        is_told = self._is_told
         try:
             alone = self.create_group([self.rank])
             self.watch(self.submit(BARRIER, group=alone, name="close"), lambda error, finite: None)
         except PacelineError:
-            pass  # failed already: the threads look up by themselves soon
+            self._is_told = is_told  # failed already: the threads look up by themselves soon
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -431,7 +439,13 @@ class Communicator:
     def _check(self, code):
         if code:
             self._open_handle()
-            raise from_code(code, _text(self._library.paceline_error(self._handle)))
+            raise self._failure(code, _text(self._library.paceline_error(self._handle)))
+
+    def _failure(self, code, sentence):
+        """The error to raise or to hand over; close() need not tell it any more."""
+        error = from_code(code, sentence)
+        self._is_told = self._is_told or not isinstance(error, InvalidArgumentError)
+        return error
 
 
 def segment_array(segments):

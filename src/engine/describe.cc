@@ -48,7 +48,9 @@ std::string Description::title() const {
 std::string Description::contents() const {
   if (kind == kTransfer) return count == kAnyLength ? "any length" : fmt::format("{} bytes", count);
   if (kind == static_cast<uint8_t>(plan::Collective::kBarrier)) return "nothing to carry";
-  if (!shape.empty()) return fmt::format("{} {}", dtype_name(dtype), shape);
+  // Where the caller's own type says more (bool travels as uint8), its text begins with that.
+  if (!shape.empty())
+    return shape.front() == '[' ? fmt::format("{} {}", dtype_name(dtype), shape) : shape;
   return fmt::format("{} [{}]", dtype_name(dtype), count);
 }
 
@@ -86,6 +88,8 @@ std::string disagreement(const Description& a, const std::string& rank_a, const 
     auto text = d.contents();
     if (!d.shape.empty() && a.shape == b.shape && a.count != b.count)
       text += fmt::format(" ({} elements)", d.count);
+    if (a.dtype != b.dtype && a.contents() == b.contents())
+      text += fmt::format(" as {}", dtype_name(d.dtype));
     if (a.op != b.op) text += fmt::format(", {}", reduce_op_name(d.op));
     if (a.root != b.root) text += fmt::format(", root {}", d.root);
     if (!(a.codec == b.codec)) text += fmt::format(", codec {}", codec_text(d.codec));

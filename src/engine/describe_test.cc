@@ -72,5 +72,26 @@ TEST(Digest, LeavesOutWhatRanksMayDifferIn) {
   EXPECT_EQ(digest_of(a), digest_of(b));
 }
 
+TEST(Disagreement, TellsTheTypeOnceAndWhatDiffers) {
+  Description a, b;
+  a.name = b.name = "loss";
+  a.shape = "[4]";
+  b.shape = "[5]";
+  a.count = 4;
+  b.count = 5;
+  const std::string title = a.title();
+  EXPECT_EQ(disagreement(a, "rank 0", b, "rank 1"),
+            title + ": rank 0 has float32 [4], rank 1 has float32 [5]");
+  a.shape = "float32 [4]";  // a caller that names its own type
+  b.shape = "bool [4]";
+  b.dtype = DType::kUInt8;
+  EXPECT_EQ(disagreement(a, "rank 0", b, "rank 1"),
+            title + ": rank 0 has float32 [4], rank 1 has bool [4]");
+  a.shape = b.shape;  // the same by its words, and not the same on the wire
+  a.count = b.count;
+  EXPECT_EQ(disagreement(a, "rank 0", b, "rank 1"),
+            title + ": rank 0 has bool [4] as float32, rank 1 has bool [4] as uint8");
+}
+
 }  // namespace
 }  // namespace paceline::engine

@@ -90,6 +90,12 @@ def dtypes_differ():
     dist.all_reduce(torch.ones(12, dtype=torch.float64 if RANK else torch.float32))
 
 
+def shapes_differ_from_the_roots():
+    """The root waits for nobody; the end of its group does."""
+    dist.broadcast(torch.rand(3, 4 + RANK % 2), 1)
+    dist.destroy_process_group()
+
+
 def one_never_comes():
     if RANK == 1:
         time.sleep(20)

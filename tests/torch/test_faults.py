@@ -83,6 +83,16 @@ def test_dtypes_that_differ_are_named_on_all_ranks():
         assert "float32" in report["text"] and "float64" in report["text"], report["text"]
 
 
+def test_shapes_that_differ_from_the_roots_are_named_on_the_root_too():
+    others, root, everything = survivors("shapes_differ_from_the_roots")
+    for report in others:
+        assert report["kind"] == "MismatchError", everything
+        assert set(re.findall(r"\[3, \d\]", report["text"])) == {"[3, 4]", "[3, 5]"}, report["text"]
+    if root["kind"] != "MismatchError":  # it was through, and came to the end
+        (said,) = re.findall(r"paceline: rank 1: (broadcast .*)", everything)
+        assert set(re.findall(r"\[3, \d\]", said)) == {"[3, 4]", "[3, 5]"}, said
+
+
 NEVER = ["one_never_comes", "one_never_comes_to_a_monitored_barrier"]
 if hasattr(torch.distributed, "set_timeout"):
     NEVER.append("one_never_comes_within_a_later_time_out")
