@@ -5,6 +5,7 @@ All ranks of a process group decide together, once: a rank that could not would 
 
 import ctypes
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -133,9 +134,10 @@ def _choose(process_group, device):
         made, reason = _agree(communicator, device)
         endpoint = None if reason else CudaEndpoint(made, process_group, device)
         if endpoint is not None and wish == "auto" and endpoint.codec == "none" and _has_nccl(process_group):
+            started = time.perf_counter()
             figures = cuda_probe.compare(made, process_group, device)
             reason = cuda_probe.reason_for_torch(*figures)
-            say_once(cuda_probe.outcome(*figures))
+            say_once(cuda_probe.outcome(*figures, time.perf_counter() - started))
     except BaseException:
         communicator.abort(f"rank {rank} could not set up the path for CUDA tensors")
         communicator.close()

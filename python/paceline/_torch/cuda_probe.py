@@ -56,10 +56,10 @@ def reason_for_torch(seconds_ours, seconds_theirs, size):
     )
 
 
-def outcome(seconds_ours, seconds_theirs, size):
-    """The sentence for the start-up line."""
+def outcome(seconds_ours, seconds_theirs, size, took):
+    """The sentence for the start-up line; `took`: the seconds of the whole trial."""
     return (
-        f"tried at the start: {size >> 20} MiB in {seconds_ours * 1e3:.1f} ms, by NCCL between nodes "
+        f"tried at the start, for {took:.2f} s: {size >> 20} MiB in {seconds_ours * 1e3:.1f} ms, by NCCL between nodes "
         f"{seconds_theirs * 1e3:.1f}"
     )
 
