@@ -184,12 +184,13 @@ int a_lost_rank_is_told_to_many(int rank, int size, FileStore& store) {
 }
 
 // An operation that nothing ends, neither its own deadline nor a fault, is told of while the communicator is destroyed.
-int the_end_is_told(int rank, int size, FileStore& store) {
-  auto* comm = create(rank, size, store, 1);
+/// `at_once`: the other ranks end, too, and wait for nothing. They are named then.
+int the_end_is_told(int rank, int size, FileStore& store, bool at_once) {
+  auto* comm = create(rank, size, store, at_once ? 30 : 1);
   MUST(comm != nullptr);
   const auto told_of = store.directory() + "/told";
   if (rank > 0) {  // is there, and says nothing
-    while (!std::filesystem::exists(told_of))
+    while (!at_once && !std::filesystem::exists(told_of))
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     paceline_comm_destroy(comm);
     return 0;
@@ -203,7 +204,9 @@ int the_end_is_told(int rank, int size, FileStore& store) {
   paceline_comm_destroy(comm);
   std::ofstream(told_of).put('.');
   const auto told = listener.told();
-  MUST(told.size() == 1 && told[0].op == op && told[0].code == PACELINE_ABORTED);
+  MUST(told.size() == 1 && told[0].op == op);
+  MUST(told[0].code == (at_once ? PACELINE_PEER_LOST : PACELINE_ABORTED));
+  MUST(!at_once || told[0].sentence.find("rank 1 (host ") == 0);
   return 0;
 }
 
@@ -226,9 +229,12 @@ TEST(Notices, ALostRankIsToldByItsNameToAllThatItEnds) {
 }
 
 TEST(Notices, TheEndOfTheCommunicatorIsTold) {
-  Processes ranks(2, [](int rank, FileStore& store) { return the_end_is_told(rank, 2, store); });
-  EXPECT_EQ(ranks.wait(0), 0);
-  EXPECT_EQ(ranks.wait(1), 0);
+  for (const bool at_once : {false, true}) {
+    Processes ranks(
+        2, [=](int rank, FileStore& store) { return the_end_is_told(rank, 2, store, at_once); });
+    EXPECT_EQ(ranks.wait(0), 0) << at_once;
+    EXPECT_EQ(ranks.wait(1), 0) << at_once;
+  }
 }
 
 // An empty operation has ended when it is submitted, and its place is taken by the next one before anybody hears of it.

@@ -187,6 +187,40 @@ TEST_P(FaultsOf, AKilledRankIsNamedOnAllOthers) {
   }
 }
 
+// The host sits in the driver, as under a full stream, and asks the path for nothing.
+TEST_P(FaultsOf, AStreamThatWaitsIsLetGoThoughNobodyAsks) {
+  auto o = options();
+  o.machine.patience_s = 8;
+  Cluster cluster(o);
+  const Rank victim = cluster.size() - 1;
+  std::atomic<int> left = cluster.size() - 1;
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r);
+    ASSERT_TRUE(made) << made.status().message();
+    auto& path = **made;
+    if (r == victim) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the others wait by then
+      cluster.kill(victim);
+      while (left > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      paceline_comm_abort(cluster.comm(victim), "killed");
+      return;
+    }
+    Tensor tensor(cluster, r, kCount * 4);
+    std::memset(tensor.as<void>(), 0, kCount * 4);
+    AllReduce a;
+    a.data = tensor.address();
+    a.count = kCount;
+    auto id = path.all_reduce(a);
+    if (id && path.join(*id, nullptr)) {
+      const auto error = cluster.machine().api().stream_synchronize(nullptr);
+      EXPECT_TRUE(error == 0 || error == kGpuFailed) << error;
+    }
+    bool finite = true;
+    EXPECT_EQ(path.wait_arrival(20, finite).code(), Code::kPeerLost);
+    --left;
+  });
+}
+
 TEST_P(FaultsOf, AnAbortReachesAllWithItsReason) {
   Cluster cluster(options());
   std::vector<Outcome> outcomes(static_cast<size_t>(cluster.size()));

@@ -1,4 +1,6 @@
 // The communicators inside a node: in which order its ranks use them.
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -51,6 +53,51 @@ TEST(Node, ACallThatConnectsDoesNotHoldUpTheOtherCommunicator) {
     }
     EXPECT_TRUE(path.destroy().is_ok());
   });
+}
+
+// The same, without chance: NCCL holds the reduce-scatter's call until another thread has made the all-gather's. (Its
+// functions take no context.)
+std::atomic<bool> is_held{false}, has_gathered{false}, was_in_time{false};
+thread_local bool scatters = false;
+
+nc::NcclResult scatter_call(const void* /*from*/, void* /*to*/, size_t /*count*/, nc::Type /*type*/,
+                            nc::Op /*op*/, nc::Comm /*comm*/, cu::Stream /*stream*/) {
+  scatters = true;
+  return 0;
+}
+
+nc::NcclResult gather_call(const void* /*from*/, void* /*to*/, size_t /*count*/, nc::Type /*type*/,
+                           nc::Comm /*comm*/, cu::Stream /*stream*/) {
+  has_gathered = true;
+  return 0;
+}
+
+nc::NcclResult end_call() {
+  if (!scatters) return 0;
+  is_held = true;
+  for (int i = 0; i < 2000 && !has_gathered; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  was_in_time = has_gathered.load();
+  return 0;
+}
+
+TEST(Node, ACallThatNcclHoldsLeavesTheOtherCommunicatorFree) {
+  nc::Api api;
+  api.group_start = [] { return nc::NcclResult{0}; };
+  api.group_end = end_call;
+  api.reduce_scatter = scatter_call;
+  api.all_gather = gather_call;
+  Node node(api, 2, 0);
+  PathPlan plan;
+  plan.shard = 1;
+  plan.tail.elements = 0;
+  std::array<float, 2> data{};
+  const auto address = reinterpret_cast<uint64_t>(data.data());
+  std::thread held([&] { EXPECT_TRUE(node.reduce_scatter(plan, address, nullptr)); });
+  while (!is_held) std::this_thread::yield();
+  EXPECT_TRUE(node.all_gather(plan, address, nullptr));
+  held.join();
+  EXPECT_TRUE(was_in_time);
 }
 
 // Kernels that a backward pass uses for the first time hold up all that their device is given later until all before has
