@@ -12,9 +12,10 @@ residuals (two planes of what a rank encodes) are taken off. Held to: at most 2 
 beside them, each path in a process of its own: no communication (a hook that leaves gradients alone), plain DDP over
 Gloo, Paceline. A rank's memory is what it has to itself and its share of what it shares (Pss without the pages of
 files, of which the machine's other processes have their shares too; the mean of a node's ranks), sampled 20 times a
-second, and the peak of its resident memory, which counts a neighbour's pages as well and misses nothing. Both from where a small model has trained, so that libraries and connections are there ("fixed" says
-what they took), less the same of no communication and the residuals. Held to: at most 2 × the largest bucket. The
-first two steps are left out: torch may have the whole model in one bucket, until it cuts it as the second begins.
+second, and the peak of its resident memory, which counts a neighbour's pages as well and misses nothing. Both from
+where a small model has trained, so that libraries and connections are there ("fixed" says what they took), less the
+same of no communication and the residuals. Held to: at most 2 × the largest bucket. The first two steps are left out:
+torch may have the whole model in one bucket, until it cuts it as the second begins.
 """
 
 from __future__ import annotations
