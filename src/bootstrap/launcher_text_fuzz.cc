@@ -1,20 +1,12 @@
 // Text that launchers hand over: PMI lines, hexadecimal values (PMI-1, PMIx), Slurm's node lists and tasks.
-#include <cstdlib>
-
+#include "base/testing/fuzz_input.h"
 #include "bootstrap/identity.h"
 #include "bootstrap/kv_mpi.h"
 #include "bootstrap/pmi1.h"
 
-namespace {
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
-
-}  // namespace
-
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace paceline::bootstrap;
+  using paceline::testing::require;
   std::string text(reinterpret_cast<const char*>(data), size);
   if (auto words = parse_pmi_line(text); words) {
     require(words->contains("cmd"));

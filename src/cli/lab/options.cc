@@ -1,11 +1,12 @@
 #include "cli/lab/options.h"
-#include "cli/text/units.h"
 
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <utility>
+
+#include "cli/text/units.h"
 
 namespace paceline::lab {
 namespace {

@@ -102,6 +102,11 @@ void quoted(const Result<T>& result, std::string_view text) {
   require(result.is_ok() || result.status().message().find(text) != std::string::npos);
 }
 
+void a_number(const Result<double>& number, std::string_view text) {
+  quoted(number, text);
+  require(!number || std::isfinite(*number));
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
@@ -121,24 +126,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     case 2:
       a_host_file(text);
       break;
-    case 3: {
-      const auto rate = cli::parse_rate(text);
-      quoted(rate, text);
-      require(!rate || std::isfinite(*rate));
+    case 3:
+      a_number(cli::parse_rate(text), text);
       break;
-    }
     case 4: {
       const auto delay = cli::parse_duration(text);
       quoted(delay, text);
       require(!delay || std::abs(static_cast<double>(delay->count())) <= kYear);
       break;
     }
-    case 5: {
-      const auto share = cli::parse_share(text);
-      quoted(share, text);
-      require(!share || std::isfinite(*share));
+    case 5:
+      a_number(cli::parse_share(text), text);
       break;
-    }
     default: {
       const auto address = wire::parse_endpoint(text);
       if (!address) {
