@@ -2,13 +2,12 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "base/testing/fuzz_input.h"
 #include "message.h"
 
 namespace {
 
-void require(bool condition) {
-  if (!condition) std::abort();
-}
+using paceline::testing::require;
 
 }  // namespace
 

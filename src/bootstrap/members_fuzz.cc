@@ -2,15 +2,14 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "base/testing/fuzz_input.h"
 #include "bootstrap/members.h"
 #include "wire/address.h"
 #include "wire/tcp/socket.h"
 
 namespace {
 
-void require(bool condition) {
-  if (!condition) std::abort();
-}
+using paceline::testing::require;
 
 /// What is taken from an address that another rank gave.
 void look_up(const std::string& address) {

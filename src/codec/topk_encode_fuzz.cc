@@ -10,13 +10,12 @@
 #include <span>
 #include <vector>
 
+#include "base/testing/fuzz_input.h"
 #include "codec/codec.h"
 
 namespace {
 
-void require(bool condition) {
-  if (!condition) std::abort();
-}
+using paceline::testing::require;
 
 }  // namespace
 

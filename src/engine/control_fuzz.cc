@@ -1,13 +1,12 @@
 // Notes of other ranks' engines: what is accepted says the same when it is said again, and can be put into words.
 #include <cstdlib>
 
+#include "base/testing/fuzz_input.h"
 #include "engine/control.h"
 
 namespace {
 
-void require(bool condition) {
-  if (!condition) std::abort();
-}
+using paceline::testing::require;
 
 }  // namespace
 

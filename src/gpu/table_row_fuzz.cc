@@ -4,13 +4,12 @@
 #include <cstdlib>
 #include <vector>
 
+#include "base/testing/fuzz_input.h"
 #include "gpu/table_row.h"
 
 namespace {
 
-void require(bool condition) {
-  if (!condition) std::abort();
-}
+using paceline::testing::require;
 
 }  // namespace
 
