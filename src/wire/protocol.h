@@ -6,7 +6,8 @@
 //  acknowledged. A
 //    receiver that has not posted yet keeps it; how much it may have to keep is bounded by credits:
 //    the sender counts bytes sent, the receiver tells how many it has matched. Without credit the
-//    sender makes an offer and waits for the receive, so that no message blocks another.
+//    sender makes an offer and waits for the receive, so that no message blocks another, and the
+//    message travels as a longer one does.
 //  - longer: the receiver announces its posted receive (ready: tag, digest, capacity, its own
 //  number for it);
 //    then pieces of `piece_bytes` travel, on any flow, in any order, straight from the sender's
@@ -40,9 +41,10 @@
 namespace paceline::wire {
 
 struct ProtocolOptions {
-  uint32_t piece_bytes = 256 * 1024;    ///< a multiple of kPieceAlign, the same on all ranks
-  uint32_t eager_limit = 64 * 1024;     ///< longer messages wait for their receive
-  uint64_t eager_budget = 1024 * 1024;  ///< bytes per peer that may lie unmatched at the receiver
+  uint32_t piece_bytes = 256 * 1024;  ///< a multiple of kPieceAlign, the same on all ranks
+  uint32_t eager_limit = 64 * 1024;   ///< longer messages wait for their receive
+  uint64_t eager_budget =
+      256 * 1024;               ///< bytes per peer that may lie copied here, and unmatched there
   bool lossy = false;           ///< the link may lose, repeat, reorder, corrupt single frames
   bool payload_sum = false;     ///< CRC-32C over payloads too
   uint32_t window_pieces = 64;  ///< lossy: pieces on their way to one peer
@@ -235,6 +237,8 @@ class Session {
 
   // protocol_send.cc
   uint32_t new_send(Tag tag, uint32_t digest, std::span<const std::byte> data, uint64_t cookie);
+  /// Short, and there is credit.
+  [[nodiscard]] bool may_be_eager(uint64_t bytes) const;
   void send_eager(Tag tag, uint32_t digest, std::span<const std::byte> data, uint64_t cookie);
   void start_send(uint32_t slot, const Announced& to);
   void end_send(uint32_t slot, Status status);

@@ -183,8 +183,7 @@ Placement Session::place(const Frame& frame) {
   const uint64_t size = shared_.options.piece_bytes;
   uint64_t expected = std::min<uint64_t>(size, frame.total - frame.position);
   bool is_regular = frame.position % size == 0 && frame.length == expected;
-  if (!is_regular || frame.total > op->inbox.capacity ||
-      frame.total <= shared_.options.eager_limit || frame.tag != op->tag ||
+  if (!is_regular || frame.total > op->inbox.capacity || frame.tag != op->tag ||
       (op->total_known && op->total != frame.total)) {
     return {Kind::kViolation, nullptr};
   }

@@ -41,10 +41,8 @@ void Session::send(Tag tag, uint32_t digest, std::span<const std::byte> data, ui
     start_send(new_send(tag, digest, data, cookie), to);
     return;
   }
-  bool is_short = data.size() <= shared_.options.eager_limit;
-  bool has_credit = eager_sent_ + eager_cost(data.size()) <=
-                    eager_matched_by_peer_ + shared_.options.eager_budget;
-  if (is_short && has_credit) {
+  const bool is_short = data.size() <= shared_.options.eager_limit;
+  if (may_be_eager(data.size())) {
     send_eager(tag, digest, data, cookie);
     return;
   }
@@ -81,6 +79,11 @@ uint32_t Session::new_send(Tag tag, uint32_t digest, std::span<const std::byte> 
   return slot;
 }
 
+bool Session::may_be_eager(uint64_t bytes) const {
+  return bytes <= shared_.options.eager_limit &&
+         eager_sent_ + eager_cost(bytes) <= eager_matched_by_peer_ + shared_.options.eager_budget;
+}
+
 void Session::send_eager(Tag tag, uint32_t digest, std::span<const std::byte> data,
                          uint64_t cookie) {
   Frame f;
@@ -114,7 +117,8 @@ void Session::start_send(uint32_t slot, const Announced& to) {
     end_send(slot, ok);
     return;
   }
-  if (op.data.size() <= shared_.options.eager_limit) {  // its receive is posted: no credit needed
+  // Its receive is posted, so it needs no credit; but credit also bounds the copies that are kept here.
+  if (op.data.empty() || may_be_eager(op.data.size())) {
     send_eager(op.tag, op.digest, op.data, op.cookie);
     op.used = false;
     sends_.erase(op.tag);

@@ -136,6 +136,58 @@ TEST(Protocol, AMessageIsNotDoneWhileAPieceLeavesForTheFirstTime) {
   EXPECT_TRUE(pair.a.events.completions.empty());
 }
 
+// What the peer waits for needs no credit for its sake, but each copy takes memory here until it is acknowledged.
+TEST(Protocol, ShortMessagesBeyondTheBudgetTravelWithoutACopy) {
+  for (const bool announced : {false, true}) {
+    Pair pair(false);
+    const std::size_t bytes = pair.a.options.eager_limit;
+    const std::size_t count = 3 * pair.a.options.eager_budget / bytes;
+    std::vector<std::vector<std::byte>> data, into;
+    for (std::size_t i = 0; i < count; ++i) {
+      data.push_back(random_bytes(bytes, i));
+      into.emplace_back(bytes + 64);
+    }
+    const auto receive = [&](std::size_t i, std::size_t capacity) {
+      pair.to.receive(i, 0, {into[i].data(), nullptr, capacity}, 100 + i);
+    };
+    if (announced) {  // by a receive that would take a long one
+      for (std::size_t i = 0; i < count; ++i) receive(i, bytes + 64);
+      ASSERT_TRUE(Pair::hand_over(pair.to, pair.from, false));
+    }
+    for (std::size_t i = 0; i < count; ++i) pair.from.send(i, 0, data[i], i);
+    if (!announced) {
+      for (std::size_t i = 0; i < count; ++i) receive(i, bytes);
+    }
+    // What leaves before any acknowledgement are the copies.
+    std::vector<std::byte> frames;
+    while (pair.from.pull_control(frames)) {
+    }
+    EXPECT_GT(frames.size(), bytes);
+    EXPECT_LE(frames.size(), pair.a.options.eager_budget + count * kFrameHeader);
+    pair.from.rewind_control();
+    std::size_t in_pieces = 0;
+    for (int turn = 0; turn < 3; ++turn) {  // offers; what answers them; what they were for
+      ASSERT_TRUE(Pair::hand_over(pair.from, pair.to, false));
+      ASSERT_TRUE(Pair::hand_over(pair.to, pair.from, false));
+      Piece piece;
+      while (pair.from.pull_piece(0, piece)) {
+        const auto place = pair.to.place(piece.frame);
+        ASSERT_EQ(place.kind, Placement::Kind::kBuffer);
+        std::memcpy(place.at, piece.data, piece.frame.length);
+        ASSERT_TRUE(pair.to.placed(piece.frame, {}));
+        pair.from.piece_written(piece);
+        in_pieces += piece.frame.length;
+      }
+    }
+    EXPECT_GE(in_pieces, count * bytes - 2 * pair.a.options.eager_budget);
+    EXPECT_EQ(pair.a.events.completions.size(), count);
+    EXPECT_EQ(pair.b.events.completions.size(), count);
+    for (std::size_t i = 0; i < count; ++i) {
+      EXPECT_TRUE(std::equal(data[i].begin(), data[i].end(), into[i].begin())) << i;
+    }
+  }
+}
+
 TEST(Protocol, WhatWasRefusedIsRefusedAgainAfterAReconnect) {
   Pair pair(false);
   const auto data = random_bytes(100, 5);
