@@ -8,14 +8,14 @@ Four ranks on this machine, as four nodes of one rank and as two of two; codecs 
 An all-reduce: each rank resets its peak of resident memory, runs three all-reduces in place and reads the peak;
 residuals (two planes of what a rank encodes) are taken off. Held to: at most 2 × the buffer.
 
---ddp: six steps of a model whose buckets are alike (eight of --mib), and of one that has a bucket four times as large
+--ddp: steps of a model whose buckets are alike (eight of --mib), and of one that has a bucket four times as large
 beside them, each path in a process of its own: no communication (a hook that leaves gradients alone), plain DDP over
 Gloo, Paceline. A rank's memory is what it has to itself and its share of what it shares (Pss without the pages of
-files, of which the machine's other processes have their shares too; the mean of a node's ranks), sampled 20 times a
-second, and the peak of its resident memory, which counts a neighbour's pages as well and misses nothing. Both from
-where a small model has trained, so that libraries and connections are there ("fixed" says what they took), less the
-same of no communication and the residuals. Held to: at most 2 × the largest bucket. The first two steps are left out:
-torch may have the whole model in one bucket, until it cuts it as the second begins.
+files, of which the machine's other processes have their shares too; the mean of a node's ranks), sampled up to 100
+times a second, and the peak of its resident memory, which counts a neighbour's pages as well and misses nothing.
+Both from where a small model has trained, so that libraries and connections are there ("fixed" says what they took),
+less the same of no communication and the residuals. Held to: at most 2 × the largest bucket. The first two steps are
+left out: torch may have the whole model in one bucket, until it cuts it as the second begins.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CODECS = {"exact": 0, "fp16": 1, "topk": 3}
 PATHS = ("no-communication", "gloo", *CODECS)
 BUCKETS = {"alike": [1] * 8, "one large": [1] * 4 + [4] + [1] * 4}  # in --mib
 CLUSTERS = ((4, 1), (2, 2))
-STEPS = 6
+SMALL_STEPS = 6
 GOAL = 2.0
 MIB = 1 << 20
 
@@ -82,7 +82,7 @@ class Peaks:
             self._most = proportional(self._pids)
 
     def _sample(self) -> None:
-        while not self._ends.wait(0.05):
+        while not self._ends.wait(0.01):
             with self._lock:
                 self._most = max(self._most, proportional(self._pids))
 
@@ -173,7 +173,7 @@ def ddp_rank(bytes_: int, path: str, buckets: str, out: str) -> None:
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=rank, world_size=size)
-    train(wrapped([8, 8]), STEPS)
+    train(wrapped([8, 8]), SMALL_STEPS)
     dist.barrier()
     rows = bytes_ // (4 * 512)
     pids = [None] * size
@@ -182,7 +182,7 @@ def ddp_rank(bytes_: int, path: str, buckets: str, out: str) -> None:
         ddp = wrapped([rows * share for share in BUCKETS[buckets]])
         train(ddp, 2)
         peaks.begin_anew()
-        train(ddp, STEPS - 2)
+        train(ddp, max(6, 400 * MIB // bytes_))  # for some hundred samples
         dist.barrier()
     sizes = ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     said = {"pss": peaks.pss, "rss": peaks.rss, "fixed": peaks.fixed, "residuals": 0, "scratch": 0}

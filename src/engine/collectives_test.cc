@@ -160,6 +160,38 @@ TEST_F(Windows, GroupsInOppositeOrdersDoNotWaitForEachOther) {
   ASSERT_TRUE(cluster.drive([&] { return ended(cluster, ids, kOperations - 2); }));
 }
 
+// What waits behind operations of its own group gets nothing beyond the bound: they end without it.
+TEST_F(Windows, ALateRankMakesTheOthersTakeNoMoreMemory) {
+  constexpr std::size_t kLarge = 1 << 20;
+  Cluster cluster(3);
+  std::vector<std::vector<float>> data(21, std::vector<float>(kLarge));
+  std::vector<std::vector<OpId>> ids(3);
+  const auto submit = [&](Rank r) {
+    for (std::size_t i = 0; i < 7; ++i) {
+      auto& mine = data[static_cast<std::size_t>(r) * 7 + i];
+      std::fill(mine.begin(), mine.end(), static_cast<float>(r + 1));
+      Operation o;
+      o.algorithm = Algorithm::kRing;
+      o.codec.codec = plan::Codec::kFp16;
+      o.op = ReduceOp::kSum;
+      o.input = o.output = mine.data();
+      o.count = kLarge;
+      ids[static_cast<std::size_t>(r)].push_back(*cluster[r].submit(o, cluster.now));
+    }
+  };
+  submit(0);
+  submit(1);
+  cluster.drive([&] { return cluster.now > 5 * kSecond; });
+  submit(2);
+  for (std::size_t i = 0; i < 7; ++i) cluster.expect_ok({ids[0][i], ids[1][i], ids[2][i]});
+  for (Rank r = 0; r < 3; ++r) {
+    EXPECT_GT(cluster[r].statistics().scratch_bytes, 0U);
+    EXPECT_LE(cluster[r].statistics().scratch_bytes, kLarge * sizeof(float) * 3 / 2);
+  }
+  for (const auto& d : data)
+    EXPECT_TRUE(std::all_of(d.begin(), d.end(), [](float v) { return v == 6; }));
+}
+
 // Nor while something else never rests: who waits for memory or its turn is held up by who has it, not by that.
 TEST_F(Windows, NorAmidMessagesThatNeverRest) {
   Cluster cluster(2, 1, {.piece_bytes = 4096});

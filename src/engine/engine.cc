@@ -289,16 +289,22 @@ bool EngineImpl::try_start(Record& r, bool force) {
 }
 
 // Once those that have scratch or a window have rested for a while, and nothing has come to wait for one as long. What
-// else moves does not count: it may never rest.
+// else moves does not count: it may never rest. Never while all are one group's: its order is the same on all ranks, so
+// those that have theirs come to an end without those that wait, however late a rank is.
 Time EngineImpl::forced_at() const {
   Time moved = last_admission_;
+  const GroupId* one = nullptr;
+  bool several = false;
   for (auto slot : active_) {
     const Record& r = *records_[slot];
     const bool waits = r.state == Record::State::kWaitingForScratch;
     const bool has = r.scratch.data != nullptr || r.in_window;
-    if (waits || has) moved = std::max(moved, r.last_move);
+    if (!waits && !has) continue;
+    moved = std::max(moved, r.last_move);
+    several = several || (one != nullptr && *one != r.group);
+    one = &r.group;
   }
-  return after(moved, kAdmissionPatience);
+  return several ? after(moved, kAdmissionPatience) : kNever;
 }
 
 void EngineImpl::admit_waiting(Time now) {

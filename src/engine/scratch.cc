@@ -17,15 +17,17 @@ void ScratchPool::note_bucket(uint64_t bytes) {
     largest_ = 0;
   }
   largest_ = std::max(largest_, bytes);
+  drop_idle();
+}
+
+uint64_t ScratchPool::bound(size_t pieces) const {
   const uint64_t largest = std::max(largest_, largest_before_);
-  bound_ = std::max(kFloor, largest + largest / 2);
-  drop_idle(bound_);
+  return std::max(kFloor, largest + largest / (pieces <= 2 ? 2 : 4));
 }
 
 void ScratchPool::forget_buckets() {
   noted_ = largest_ = largest_before_ = 0;
-  bound_ = kFloor;
-  drop_idle(bound_);
+  drop_idle();
 }
 
 std::optional<Scratch> ScratchPool::acquire(uint64_t bytes, bool force) {
@@ -44,8 +46,8 @@ std::optional<Scratch> ScratchPool::acquire(uint64_t bytes, bool force) {
     idle_.pop_back();
     return lend(found);
   }
-  if (loaned_ > 0 && loaned_ + bytes > bound_ && !force) return std::nullopt;
-  drop_idle(bound_ > bytes ? bound_ - bytes : 0);
+  if (loaned_ > 0 && loaned_ + bytes > bound(lent_.size() + 1) && !force) return std::nullopt;
+  drop_idle(bytes);
   auto* data = static_cast<std::byte*>(std::aligned_alloc(kAlign, bytes));
   if (data == nullptr) return Scratch{nullptr, bytes};
   held_ += bytes;
@@ -64,12 +66,13 @@ void ScratchPool::release(Scratch scratch) {
   loaned_ -= scratch.bytes;
   std::erase_if(lent_, [&](const Scratch& s) { return s.data == scratch.data; });
   idle_.push_back(scratch);
-  drop_idle(bound_);
+  drop_idle();
 }
 
-// Frees idle pieces, oldest first, until at most `until` bytes are allocated.
-void ScratchPool::drop_idle(uint64_t until) {
-  while (held_ > until && !idle_.empty()) {
+// Oldest first.
+void ScratchPool::drop_idle(uint64_t bytes) {
+  const size_t more = bytes > 0 ? 1 : 0;
+  while (!idle_.empty() && held_ + bytes > bound(idle_.size() + lent_.size() + more)) {
     held_ -= idle_.front().bytes;
     std::free(idle_.front().data);
     idle_.erase(idle_.begin());

@@ -30,8 +30,9 @@ class ScratchPool {
   ScratchPool& operator=(const ScratchPool&) = delete;
   ~ScratchPool();
 
-  /// An operation over `bytes` of user data exists: for a while the bound is at least one and a half times
-  /// that: with all else that a step takes (shared pages, rings) it stays below twice the largest bucket.
+  /// An operation over `bytes` of user data exists: for a while the bound is at least one and a half times that for two
+  /// pieces (so that a ring, which takes three quarters, has one under way while another begins), one and a quarter for
+  /// more: with all else that a step takes (shared pages, rings, sockets' buffers) it stays below twice the largest bucket.
   void note_bucket(uint64_t bytes);
   /// Those to come are others: what only the former ones called for is freed.
   void forget_buckets();
@@ -45,12 +46,14 @@ class ScratchPool {
   [[nodiscard]] uint64_t held() const { return held_; }
 
  private:
-  void drop_idle(uint64_t until);
+  /// Of so many pieces.
+  [[nodiscard]] uint64_t bound(size_t pieces) const;
+  /// Until no more than that is allocated, `bytes` more included.
+  void drop_idle(uint64_t bytes = 0);
   Scratch lend(Scratch scratch);
 
   std::vector<Scratch> idle_;
-  std::vector<Scratch> lent_;  ///< an engine may end with operations under way
-  uint64_t bound_ = kFloor;
+  std::vector<Scratch> lent_;                  ///< an engine may end with operations under way
   uint64_t noted_ = 0;                         ///< operations, of this stretch of kRemembered
   uint64_t largest_ = 0, largest_before_ = 0;  ///< of this stretch, and of the one before
   uint64_t held_ = 0;                          ///< allocated: on loan and idle

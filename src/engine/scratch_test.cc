@@ -51,6 +51,19 @@ TEST_F(Pool, IdleMemoryIsKeptUpToTheBound) {
   pool_.release(large);
 }
 
+TEST_F(Pool, ManySmallPiecesHaveLessThanTwoLargeOnes) {
+  std::vector<Scratch> pieces;
+  for (int i = 0; i < 5; ++i) pieces.push_back(take(4 * kMiB));
+  EXPECT_FALSE(pool_.acquire(4 * kMiB, false).has_value());
+  for (const Scratch& s : pieces) pool_.release(s);
+  EXPECT_EQ(pool_.held(), 20 * kMiB);
+  const Scratch a = take(12 * kMiB), b = take(12 * kMiB);
+  EXPECT_EQ(pool_.held(), kBound);
+  pool_.release(a);
+  pool_.release(b);
+  EXPECT_EQ(pool_.held(), kBound);  // for the next two
+}
+
 TEST_F(Pool, APieceIsUsedAgainWhereItWastesAtMostHalf) {
   const Scratch large = take(8 * kMiB);
   pool_.release(large);
