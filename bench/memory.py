@@ -10,12 +10,12 @@ residuals (two planes of what a rank encodes) are taken off. Held to: at most 2 
 
 --ddp: steps of a model whose buckets are alike (eight of --mib), and of one that has a bucket four times as large
 beside them, each path in a process of its own: no communication (a hook that leaves gradients alone), plain DDP over
-Gloo, Paceline. A rank's memory is what it has to itself and its share of what it shares (Pss without the pages of
-files, of which the machine's other processes have their shares too; the mean of a node's ranks), sampled up to 100
-times a second, and the peak of its resident memory, which counts a neighbour's pages as well and misses nothing.
-Both from where a small model has trained, so that libraries and connections are there ("fixed" says what they took),
-less the same of no communication and the residuals. Held to: at most 2 × the largest bucket. The first two steps are
-left out: torch may have the whole model in one bucket, until it cuts it as the second begins.
+Gloo, Paceline. A rank's memory is what it has to itself and its share of what a node's ranks share (Pss without the
+pages of files, of which the machine's other processes have their shares too), sampled up to 100 times a second, and
+the peak of its resident memory, which counts a neighbour's pages as well and misses nothing. Both from where a small
+model has trained, so that libraries and connections are there ("fixed" says what they took), less the same of no
+communication and the residuals. Held to: at most 2 × the largest bucket. The first two steps are left out: torch may
+have the whole model in one bucket, until it cuts it as the second begins.
 """
 
 from __future__ import annotations
@@ -52,12 +52,17 @@ def resident(field: str) -> int:
 
 
 def proportional(pids: list[int]) -> int:
-    """Of a node's ranks, the mean: pages that one of them has mapped a moment before the other count half for each."""
-    taken = 0
-    for pid in pids:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        taken += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
-    return taken // len(pids)
+    """This process's own memory, and of what a node's ranks share the mean of their shares: pages that one of them has
+    mapped a moment before the other count half for each."""
+    shared = sum(rolled_up(pid, "Pss_Shmem:") for pid in pids)
+    return rolled_up("self", "Pss_Anon:") + shared // len(pids)
+
+
+def rolled_up(pid: int | str, field: str) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
 
 
 class Peaks:

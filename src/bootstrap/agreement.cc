@@ -11,8 +11,8 @@ bool every_rank_selects(const Settings& settings) {
 
 SettingTexts agreed_settings(const Settings& settings) {
   SettingTexts texts;
-  for (const char* name :
-       {"codec", "codec_scope", "algorithm", "wire", "wire_threads", "sparse_rows", "node_gather"})
+  for (const char* name : {"codec", "codec_scope", "algorithm", "wire", "wire_threads",
+                           "sparse_rows", "node_gather", "node_reduce"})
     texts[name] = settings.text(name);
   for (const char* name : {"inner_size", "hierarchical_threshold", "lanes", "piece_bytes",
                            "topk_threshold", "flows", "node_ctas"}) {

@@ -57,6 +57,12 @@ inline std::string default_node_gather() {
   return text == nullptr ? "copies" : text;
 }
 
+/// GPU_TEST_NODE_REDUCE=nccl build/bin/gpu_test runs all tests with NCCL's reduce-scatter.
+inline std::string default_node_reduce() {
+  const char* text = std::getenv("GPU_TEST_NODE_REDUCE");
+  return text == nullptr ? "auto" : text;
+}
+
 struct ClusterOptions {
   int nodes = 2;
   int local_size = 1;
@@ -66,6 +72,7 @@ struct ClusterOptions {
   int wires = default_wires();  ///< threads on the wire; messages are cut into short slices
   std::optional<bool> ahead;    ///< PathOptions::ahead; unset: where streams share hardware queues
   std::string node_gather = default_node_gather();
+  std::string node_reduce = default_node_reduce();
 };
 
 /// A loopback channel that its network may outlive.
@@ -136,6 +143,8 @@ class Cluster {
     if (options.wire_threads == 0) options.wire_threads = options_.wires;
     if (options.usual_in_node == 0) options.usual_in_node = 2U << 20;  // memory is poisoned: little
     if (options.node_gather.empty()) options.node_gather = options_.node_gather;
+    if (options.node_reduce.empty()) options.node_reduce = options_.node_reduce;
+    if (options.least_given == 0) options.least_given = 64;
     options.least_slice = kMostWires * kSliceAlign;
     if (!options.ahead)
       options.ahead = options_.ahead.value_or(options_.machine.hardware_queues != 0);

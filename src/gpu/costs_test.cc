@@ -43,12 +43,15 @@ Calls calls_so_far(Cluster& cluster) {
 
 /// Calls of rank 0 for its third small bucket, when nothing else is under way.
 Calls calls_of_a_bucket(bool ahead, int nodes, int local_size, uint64_t bytes,
-                        uint64_t row_elements = 0) {
+                        uint64_t row_elements = 0, const char* node_reduce = "") {
   Cluster cluster({.nodes = nodes, .local_size = local_size});
   Calls calls;
   cluster.run([&](Rank r) {
-    auto made = cluster.create(
-        r, {.lanes = 4, .usual_in_node = kUsualInNode, .ahead = ahead, .node_gather = "copies"});
+    auto made = cluster.create(r, {.lanes = 4,
+                                   .usual_in_node = kUsualInNode,
+                                   .ahead = ahead,
+                                   .node_gather = "copies",
+                                   .node_reduce = node_reduce});
     ASSERT_TRUE(made.is_ok()) << made.status().message();
     auto& path = **made;
     ASSERT_TRUE(path.reserve(3 * bytes, bytes).is_ok());
@@ -114,12 +117,19 @@ TEST(Costs, ASmallBucketsCallsOfTheDriver) {
 
 // What the thread that trains pays; the rest is the launcher's, when the bucket has come.
 TEST(Costs, OnlyTheWayOutIsEnqueuedWhenABucketIsSubmitted) {
-  for (const int local_size : {1, 2}) {
-    const auto calls = calls_of_a_bucket(false, 2, local_size, uint64_t{4} << 20);
-    const Calls wanted = {{"ctx_get_current", 1},     {"event_record", 1},
-                          {"launch_kernel", 1},       {"memcpy_dtoh_async", 2},
-                          {"stream_is_capturing", 1}, {"stream_wait_event", 1},
-                          {"stream_write_value32", 1}};
+  for (const auto& [local_size, gives] : {std::pair{1, false}, {2, false}, {2, true}}) {
+    const auto calls =
+        calls_of_a_bucket(false, 2, local_size, uint64_t{4} << 20, 0, gives ? "auto" : "nccl");
+    Calls wanted = {{"ctx_get_current", 1},     {"event_record", 1},
+                    {"launch_kernel", 1},       {"memcpy_dtoh_async", 2},
+                    {"stream_is_capturing", 1}, {"stream_wait_event", 1},
+                    {"stream_write_value32", 1}};
+    if (gives) {
+      wanted["launch_kernel"] += 1;  // the sum
+      wanted["memcpy_dtod_async"] = 1;
+      wanted["stream_wait_value32"] = 1;
+      wanted["stream_write_value32"] += 1;
+    }
     EXPECT_EQ(calls, wanted) << local_size << ": " << text_of(calls);
   }
 }

@@ -206,11 +206,15 @@ Status Path::prepare() {
 /// Room for what count_in_node() leaves whole.
 Status Path::prepare_copies() {
   if (options_.node_gather.empty()) options_.node_gather = setting("node_gather");
+  if (options_.node_reduce.empty()) options_.node_reduce = setting("node_reduce");
+  if (options_.least_given == 0) options_.least_given = kLeastGiven;
   if (options_.node_gather == "nccl") return Status::ok();
   auto copies = std::make_unique<NodeCopies>(api_, shape_.local_size, shape_.local_rank);
   const uint64_t most = options_.usual_in_node * 3 / 2;
-  auto status = copies->prepare(most / static_cast<uint64_t>(shape_.local_size) +
-                                kPieceGranule * sizeof(float));
+  // Streams that share hardware queues would hold up the model behind a wait for the node (see ahead()).
+  const bool lands = options_.node_reduce != "nccl" && !shares_queues();
+  auto status = copies->prepare(
+      most / static_cast<uint64_t>(shape_.local_size) + kPieceGranule * sizeof(float), lands);
   if (status) {
     copies_ = std::move(copies);
   } else if (options_.node_gather == "copies" || status.code() == Code::kResourceExhausted) {
@@ -308,7 +312,10 @@ Status Path::make_streams() {
 /// It is where NCCL gathers, whose kernels wait for each other (path.h): a launcher would have to catch up with every call.
 /// And where streams share few hardware queues, what waits in one of them would hold up what it waits for.
 bool Path::ahead() const {
-  if (shape_.local_size > 1 && copies_ == nullptr) return true;
+  return (shape_.local_size > 1 && copies_ == nullptr) || shares_queues();
+}
+
+bool Path::shares_queues() const {
   if (options_.ahead) return *options_.ahead;
   const char* text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   return text != nullptr && std::atoi(text) < kFewQueues;
@@ -402,6 +409,7 @@ Status Path::join_node() {
       ranks[static_cast<size_t>(places_[r].second)] = static_cast<int>(r);
   }
   PACELINE_ASSIGN(node_group_, wire_.group(ranks));
+  PACELINE_ASSIGN(bring_group_, wire_.group(ranks));
   NodeIds ids;
   if (me_.local_rank == 0) {
     PACELINE_ASSIGN(ids, Node::make_ids(*nccl_));
@@ -519,6 +527,7 @@ void Path::start() {
   o.lanes = options_.lanes + 1;
   o.node = shape_.node;
   o.node_group = node_group_;
+  o.bring_group = bring_group_;
   o.page = page_.get();
   o.local_rank = shape_.local_rank;
   o.peers = peers_;

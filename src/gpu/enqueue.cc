@@ -139,6 +139,8 @@ Status Path::enqueue_out(Job& job) {
   if (job.residuals) PACELINE_RETURN_IF_ERROR(hand_over(job));
   if (job.collective != nullptr)
     PACELINE_RETURN_IF_ERROR(enqueue_begin(job));
+  else if (o.brings)
+    PACELINE_RETURN_IF_ERROR(add_in_node(job));
   else if (shape_.local_size > 1)
     PACELINE_RETURN_IF_ERROR(node_->reduce_scatter(plan, job.data, out_));
   // Not through the watch stream where the launcher has it: this wait ends with what that one puts there later.
@@ -161,6 +163,25 @@ Status Path::enqueue_out(Job& job) {
     PACELINE_RETURN_IF_ERROR(plan.reports() ? enqueue_piece_out(job, i)
                                             : enqueue_moved_out(job, i));
   return enqueue_report(job);
+}
+
+// The reduce-scatter. While a backward pass goes on this is the only stream that waits, which costs nothing (launcher.h), and
+// what it waits for needs no more than the same calls on the node's other ranks, as NCCL's kernels do (path.h).
+Status Path::add_in_node(Job& job) {
+  const auto& plan = *job.operation->plan;
+  const auto sequence = static_cast<uint32_t>(job.sequence);
+  PACELINE_RETURN_IF_ERROR(copies_->give(plan, job.data, out_));
+  PACELINE_CUDA_CALL(api_, stream_write_value32, out_, Flags::address(flags_.given()), sequence, 0);
+  PACELINE_CUDA_CALL(api_, stream_wait_value32, out_, Flags::address(flags_.brought()), sequence,
+                     cu::kWaitValueGeq);
+  const auto sources = copies_->sources(plan, job.data);
+  device::cuda::WireFormat exact;
+  exact.dtype = plan.request.format.dtype;
+  device::cuda::CombineArguments c;
+  c.encoded = sources;
+  c.elements = plan.own.elements;
+  c.output = element(plan, job.data, plan.own.first);
+  return kernels_->combine(exact, c, out_);
 }
 
 // Report words are a ring, cleared by halves: a half when its first word is used, after all copies of what it held.

@@ -23,7 +23,7 @@ class Flags {
  public:
   static constexpr size_t kLine = 64;  ///< a word per cache line
   static constexpr int kGates = 8;
-  static size_t bytes(int lanes) { return kLine * (6 + kGates + 3 * static_cast<size_t>(lanes)); }
+  static size_t bytes(int lanes) { return kLine * (8 + kGates + 3 * static_cast<size_t>(lanes)); }
 
   Flags() = default;
   /// `memory`: bytes(lanes), zeros. spread: by NCCL, to the node's other ranks, after what is done.
@@ -35,11 +35,14 @@ class Flags {
     return word(1);
   }  ///< operations whose host memory was read
   [[nodiscard]] uint32_t* sums(int lane) const {
-    return word(6 + kGates + 3 * lane);
+    return word(8 + kGates + 3 * lane);
   }  ///< two hops
   [[nodiscard]] uint32_t* waited() const {
     return word(5 + kGates);
   }  ///< operations whose memory the way out has waited for
+  [[nodiscard]] uint32_t* given() const {
+    return word(6 + kGates);
+  }  ///< operations whose parts this rank has given to the node's others
   [[nodiscard]] uint32_t* finished() const {
     return spread_ ? word(4 + kGates) : done();
   }  ///< operations whose result is in place
@@ -50,8 +53,11 @@ class Flags {
   [[nodiscard]] uint32_t* met() const {
     return word(3);
   }  ///< operations that have arrived on all ranks of the node
-  [[nodiscard]] uint32_t* in(int lane) const { return word(7 + kGates + 3 * lane); }
-  [[nodiscard]] uint32_t* back(int lane) const { return word(8 + kGates + 3 * lane); }
+  [[nodiscard]] uint32_t* brought() const {
+    return word(7 + kGates);
+  }  ///< operations whose parts all ranks of the node have given to each other
+  [[nodiscard]] uint32_t* in(int lane) const { return word(9 + kGates + 3 * lane); }
+  [[nodiscard]] uint32_t* back(int lane) const { return word(10 + kGates + 3 * lane); }
   /// A float that kernels read: 0, or 1 where they must change nothing; see Pump::gate().
   [[nodiscard]] uint32_t* gate(int index) const { return word(4 + index); }
 

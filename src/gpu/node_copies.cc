@@ -21,9 +21,11 @@ Span shard_of(const PathPlan& plan, int rank) {
 
 }  // namespace
 
-Status NodeCopies::prepare(uint64_t bytes) {
+Status NodeCopies::prepare(uint64_t bytes, bool lands) {
+  lands_ = lands;
   slot_bytes_ = (bytes + kHostAlign - 1) / kHostAlign * kHostAlign;
-  const uint64_t all = (kSlots * slot_bytes_ + kSharedPage - 1) / kSharedPage * kSharedPage;
+  const uint64_t slots = kSlots * (lands ? seen_.size() : 1);
+  const uint64_t all = (slots * slot_bytes_ + kSharedPage - 1) / kSharedPage * kSharedPage;
   PACELINE_ASSIGN(own_, memory_.memory(all, "what the node's GPUs read of each other"));
   PACELINE_CUDA_CALL(api_, ipc_get_mem_handle, &handle_, own_);
   return Status::ok();
@@ -73,6 +75,34 @@ Status NodeCopies::take(const PathPlan& plan, uint64_t data, cu::Stream stream) 
                        stream);
   }
   return Status::ok();
+}
+
+/// From the beginning of rank `at`'s memory: where what rank `from` gives it lands, this time.
+uint64_t NodeCopies::landing(int from, int at) const {
+  const auto index = static_cast<uint64_t>(from < at ? from : from - 1);
+  return (kSlots * (1 + index) + gives_ % kSlots) * slot_bytes_;
+}
+
+Status NodeCopies::give(const PathPlan& plan, uint64_t data, cu::Stream stream) {
+  ++gives_;
+  const uint64_t size = dtype_size(plan.request.format.dtype);
+  const auto ranks = static_cast<int>(seen_.size());
+  for (int step = 1; step < ranks; ++step) {
+    const int r = (rank_ + step) % ranks;
+    const Span span = shard_of(plan, r);
+    if (span.elements == 0) continue;
+    PACELINE_CUDA_CALL(api_, memcpy_dtod_async, seen_[static_cast<size_t>(r)] + landing(rank_, r),
+                       data + span.first * size, span.elements * size, stream);
+  }
+  return Status::ok();
+}
+
+std::vector<cu::DevicePtr> NodeCopies::sources(const PathPlan& plan, uint64_t data) const {
+  std::vector<cu::DevicePtr> sources;
+  for (int r = 0; r < static_cast<int>(seen_.size()); ++r)
+    sources.push_back(r == rank_ ? data + plan.own.first * dtype_size(plan.request.format.dtype)
+                                 : own_ + landing(r, rank_));
+  return sources;
 }
 
 void NodeCopies::leave() {

@@ -94,19 +94,20 @@ Result<NodePage> NodePage::open(std::string_view ticket, int ranks) {
   return NodePage(std::make_shared<SharedMemory>(std::move(*memory)), ranks);
 }
 
-uint64_t* NodePage::word(int rank) const {
+uint64_t* NodePage::word(int rank, For what) const {
   return reinterpret_cast<uint64_t*>(memory_->data() +
-                                     (1 + static_cast<uint64_t>(rank)) * kWordRoom);
+                                     (1 + static_cast<uint64_t>(rank)) * kWordRoom) +
+         static_cast<size_t>(what);
 }
 
-void NodePage::put(int rank, uint64_t sequence) {
-  __atomic_store_n(word(rank), sequence, __ATOMIC_RELEASE);
+void NodePage::put(int rank, For what, uint64_t sequence) {
+  __atomic_store_n(word(rank, what), sequence, __ATOMIC_RELEASE);
 }
 
-uint64_t NodePage::through() const {
+uint64_t NodePage::through(For what) const {
   uint64_t least = UINT64_MAX;
   for (int r = 0; r < ranks_; ++r)
-    least = std::min(least, __atomic_load_n(word(r), __ATOMIC_ACQUIRE));
+    least = std::min(least, __atomic_load_n(word(r, what), __ATOMIC_ACQUIRE));
   return least;
 }
 

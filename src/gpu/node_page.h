@@ -18,6 +18,8 @@ namespace paceline::gpu {
 class NodePage {
  public:
   static constexpr size_t kTicketBytes = 32;
+  /// What they meet for: gradients that they have given to each other, results that are in place.
+  enum class For : uint8_t { kGiven, kInPlace };
 
   /// By one rank of the node. kResourceExhausted: no shared memory, with the fix.
   static Result<NodePage> make(int ranks);
@@ -31,14 +33,14 @@ class NodePage {
 
   /// Local rank `rank` has come to operation `sequence`: what it wrote before can be read by who sees it in through().
   /// Sequences only grow.
-  void put(int rank, uint64_t sequence);
+  void put(int rank, For what, uint64_t sequence);
   /// To which operation all ranks of the node have come.
-  [[nodiscard]] uint64_t through() const;
+  [[nodiscard]] uint64_t through(For what) const;
 
  private:
   using Memory = std::shared_ptr<SharedMemory>;
   NodePage(Memory memory, int ranks) : memory_(std::move(memory)), ranks_(ranks) {}
-  [[nodiscard]] uint64_t* word(int rank) const;
+  [[nodiscard]] uint64_t* word(int rank, For what) const;
 
   Memory memory_;  ///< one mapping for ranks that are threads of one process
   int ranks_ = 0;

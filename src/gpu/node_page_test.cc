@@ -12,6 +12,8 @@
 namespace paceline::gpu {
 namespace {
 
+using For = NodePage::For;
+
 /// What it returns in another process.
 int in_a_child(const std::function<int()>& body) {
   const pid_t child = fork();
@@ -24,22 +26,22 @@ int in_a_child(const std::function<int()>& body) {
 TEST(NodePage, TellsAnotherProcessHowFarAllAre) {
   auto made = NodePage::make(3);
   ASSERT_TRUE(made.is_ok()) << made.status().message();
-  EXPECT_EQ(made->through(), 0U);
-  made->put(0, 7);
-  made->put(2, 9);
-  EXPECT_EQ(made->through(), 0U);
+  EXPECT_EQ(made->through(For::kInPlace), 0U);
+  made->put(0, For::kInPlace, 7);
+  made->put(2, For::kInPlace, 9);
+  EXPECT_EQ(made->through(For::kInPlace), 0U);
   const auto ticket = made->ticket();
   ASSERT_EQ(ticket.size(), NodePage::kTicketBytes);
   EXPECT_EQ(in_a_child([&] {
               auto opened = NodePage::open(ticket, 3);
-              if (!opened || opened->through() != 0) return 1;
-              opened->put(1, 8);
-              return opened->through() == 7 ? 0 : 2;
+              if (!opened || opened->through(For::kInPlace) != 0) return 1;
+              opened->put(1, For::kInPlace, 8);
+              return opened->through(For::kInPlace) == 7 ? 0 : 2;
             }),
             0);
-  EXPECT_EQ(made->through(), 7U);
-  made->put(0, 1000000000000);
-  EXPECT_EQ(made->through(), 8U);
+  EXPECT_EQ(made->through(For::kInPlace), 7U);
+  made->put(0, For::kInPlace, 1000000000000);
+  EXPECT_EQ(made->through(For::kInPlace), 8U);
 }
 
 TEST(NodePage, HasRoomForManyRanks) {
@@ -49,10 +51,10 @@ TEST(NodePage, HasRoomForManyRanks) {
   auto opened = NodePage::open(made->ticket(), kRanks);
   ASSERT_TRUE(opened.is_ok()) << opened.status().message();
   for (int r = 0; r < kRanks; ++r) {
-    EXPECT_EQ(made->through(), 0U) << r;
-    (r % 2 == 0 ? made : opened)->put(r, static_cast<uint64_t>(r) + 1);
+    EXPECT_EQ(made->through(For::kInPlace), 0U) << r;
+    (r % 2 == 0 ? made : opened)->put(r, For::kInPlace, static_cast<uint64_t>(r) + 1);
   }
-  EXPECT_EQ(opened->through(), 1U);
+  EXPECT_EQ(opened->through(For::kInPlace), 1U);
 }
 
 TEST(NodePage, WhatIsNoPageOfThisNodeIsRefused) {
@@ -94,9 +96,10 @@ bool is_through(Cluster& cluster, std::chrono::milliseconds patience) {
   return true;
 }
 
-// What the ranks of a node tell each other over the wire stays under way. Rank 3 has no page, so its node meets over the wire.
+// What the ranks of a node tell each other over the wire stays under way. Rank 3 has no page, so its node meets over the wire;
+// where gradients are given, too, it could send nothing to the other node, so there all have one.
 TEST(NodePage, ANodeThatHasItMeetsWithoutTheWire) {
-  for (bool ahead : {false, true}) {
+  for (const auto& [ahead, gives] : {std::pair{false, false}, {true, false}, {false, true}}) {
     ClusterOptions o;
     o.local_size = 2;
     o.wires = 1;
@@ -104,7 +107,9 @@ TEST(NodePage, ANodeThatHasItMeetsWithoutTheWire) {
     Cluster cluster(o);
     std::barrier all(cluster.size());
     cluster.run([&](Rank r) {
-      auto made = cluster.create(r, {.ahead = ahead, .node_page = r != 3});
+      PathOptions options{.ahead = ahead, .node_page = r != 3 || gives};
+      options.node_reduce = gives ? "auto" : "nccl";
+      auto made = cluster.create(r, options);
       ASSERT_TRUE(made.is_ok()) << made.status().message();
       auto& path = **made;
       Tensor tensor(cluster, r, kCount * sizeof(float));
@@ -120,7 +125,7 @@ TEST(NodePage, ANodeThatHasItMeetsWithoutTheWire) {
         if (held) {
           ASSERT_TRUE(reduce(path, tensor).is_ok());
         }
-        const bool waits = held && r >= 2;
+        const bool waits = held && r >= 2 && !gives;
         EXPECT_EQ(is_through(cluster, std::chrono::milliseconds(waits ? 100 : 10000)), !waits) << r;
       }
       EXPECT_EQ(tensor.as<float>()[0], 4.0F);

@@ -2,7 +2,9 @@
 //
 // Per operation, on its streams (see path_plan.h for the steps):
 //
-//   out    after the caller's stream: reduce-scatter in the node; per piece: encode into a slot of a small ring
+//   out    after the caller's stream: the node's other ranks get their shards by copies; when the node has met for that
+//          (given and brought flags) this rank's are added up (small shards, or where copies can't be: NCCL's
+//          reduce-scatter); per piece: encode into a slot of a small ring
 //   copy   per piece: encoding → pinned memory, then the out flag
 //   watch  waits for every flag that the host sets, one after the other; the streams that go on then wait for events.
 //          Only where the way in is enqueued ahead: with few hardware queues, or several GPUs a node among which NCCL
@@ -89,11 +91,14 @@ struct PathOptions {
   uint64_t least_host_bytes = 32U << 20;
   uint64_t least_slice = kLeastSlice;  ///< of what is cut over several wires; the same on all ranks
   uint64_t usual_in_node = 0;  ///< bytes of an operation in a node of several; 0: kUsualInNode
+  uint64_t least_given = 0;    ///< bytes of a shard that copies bring; 0: kLeastGiven
   /// Whether all of an operation is enqueued when it is submitted, which asks for nothing of the hardware; unset: where
   /// CUDA_DEVICE_MAX_CONNECTIONS gives streams too few queues of their own. It always is where NCCL gathers in the node.
   std::optional<bool> ahead;
   /// How what has come spreads in a node of several GPUs: "auto", "copies" or "nccl"; "": the settings'.
   std::string node_gather;
+  std::string
+      node_reduce;  ///< how gradients come to who adds them up in it: "auto" or "nccl"; "": the settings'
   bool node_page =
       true;  ///< false: the node meets over the wire alone; all its ranks do where one says so
 };
@@ -106,6 +111,9 @@ inline constexpr uint64_t kPieceBytes = 4U << 20;
 /// whole ones, and meanwhile the link should carry others. Each takes the host a fifth of a millisecond, so a bucket that
 /// is a little larger stays whole.
 inline constexpr uint64_t kUsualInNode = 64U << 20;
+
+/// Shorter shards are NCCL's to add up: its kernels are over before the node's hosts have met.
+inline constexpr uint64_t kLeastGiven = 256U << 10;
 
 struct AllReduce {
   uint64_t data = 0;
@@ -237,6 +245,7 @@ class Path {
   Status prepare();
   Status open_device();
   [[nodiscard]] bool ahead() const;
+  [[nodiscard]] bool shares_queues() const;
   Status make_streams();
   Status make_slots();
   Status read_table(const std::vector<TableRow>& rows);
@@ -271,6 +280,7 @@ class Path {
   [[nodiscard]] bool memory_is_free() const;
   bool goes_ahead(Lane& lane, uint32_t sum);
   Status enqueue_out(Job& job);
+  Status add_in_node(Job& job);
   Status enqueue_piece_out(Job& job, size_t index);
   Status enqueue_report(Job& job);
   Status clear_reports(uint64_t sequence);
@@ -393,6 +403,7 @@ class Path {
   cu::Event beside_ = nullptr;   ///< of `copied_`: the last copy on the out stream
   uint32_t beside_flag_ = 0;     ///< the out flag's value then
   uint32_t node_group_ = 0;      ///< of the wire
+  uint32_t bring_group_ = 0;     ///< the same ranks
   std::vector<cu::Event> ends_;  ///< ring: operation s records ends_[s % size]
   std::vector<cu::Event> outs_;  ///< the same for Job::all_out
   cu::DevicePtr out_state_ = 0;  ///< top-k's scratch on the out stream

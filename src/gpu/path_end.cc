@@ -115,7 +115,9 @@ Status Path::destroy() {
     if (pump_) pump_->stop();
     if (auto end = end_companions(pump_ && status); status) status = end;
     if (auto end = end_copies(idle && (status || !pump_)); status) status = end;
-    if (node_group_ != 0 && status) status = wire_.end_group(node_group_);
+    for (const auto group : {node_group_, bring_group_}) {
+      if (group != 0 && status) status = wire_.end_group(group);
+    }
     if (node_ && status && idle) {
       status = node_->destroy();
     } else if (node_) {

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/pause.h"
 #include "base/scheduling.h"
+#include "gpu/pump_track.h"
 #include "gpu/rest.h"
 
 namespace paceline::gpu {
@@ -54,7 +55,8 @@ void Pump::pump() {
       return;
     }
     if (take_submitted()) meet();  // what has no pieces here has arrived
-    bool moved = post_receives();  // first: the others send when they have heard of them
+    bool moved = given();
+    moved |= post_receives();  // first: the others send when they have heard of them
     moved |= send_pieces();
     moved |= send_sums();
     moved |= in_place();
@@ -82,6 +84,7 @@ bool Pump::take_submitted() {
     const auto& plan = *o->plan;
     o->pieces.resize(plan.pieces.size());
     if (o->meets) to_meet_.push_back(o);
+    if (o->brings) to_bring_.push_back(o);
     if (plan.hops == 2) {
       for (size_t i = 0; i < plan.pieces.size(); ++i)
         lanes_[static_cast<size_t>(plan.pieces[i].lane)].sums.emplace_back(o, i);
@@ -90,33 +93,6 @@ bool Pump::take_submitted() {
     inbox_.pop_front();
   }
   return any;
-}
-
-/// `submit` hands an operation of that kind to the wire, with the notice that it is given.
-template <class Submit>
-Status Pump::track(const Wire& wire, const Shared& o, size_t piece, Kind kind, Submit submit,
-                   uint64_t bytes) {
-  auto ticket = std::make_unique<Ticket>(Ticket{this, &wire, o, piece, kind, bytes});
-  {
-    std::lock_guard lock(mutex_);
-    ++under_way_;
-    if (kind == Kind::kSend) {
-      ++o->sends_left;
-      to_leave_ += bytes;
-    }
-  }
-  const auto notify = [](void* context, paceline_op ended, paceline_code code) {
-    const std::unique_ptr<Ticket> t(static_cast<Ticket*>(context));
-    t->pump->ended(*t, ended, code);
-  };
-  const Result<paceline_op> op = submit(wire, Notice{notify, ticket.get()});
-  if (op) {
-    ticket.release();  // NOLINT(bugprone-unused-return-value): the notice's now
-    return Status::ok();
-  }
-  const std::lock_guard lock(mutex_);
-  --under_way_;
-  return op.status();
 }
 
 /// The message between this node and another one of a piece. Their numbers' sum is the same at both ends, and spreads
@@ -260,6 +236,8 @@ bool Pump::send_pieces() {
     // The report has come with the last piece, if there is one.
     const size_t flags = last && o->sent > 0 ? o->sent : o->sent + 1;
     if (flagged && !reached(out, o->out_before + static_cast<uint32_t>(flags))) break;
+    // A stream that a failure has let go on may have encoded what is not there.
+    if (failed_.load(std::memory_order_acquire)) break;
     auto status = last ? send_report(o) : send_piece(o, o->sent);
     if (!status) {
       fail(status);
@@ -313,38 +291,6 @@ bool Pump::send_sums() {
     }
   }
   return moved;
-}
-
-/// What streams have put in place may be met for. A piece that has come will be soon: the thread looks hard meanwhile.
-bool Pump::in_place() {
-  const uint32_t done = Flags::load(options_.flags.done());
-  const bool moved = done != done_seen_;
-  done_seen_ = done;
-  if (moved) meet();
-  return come_.exchange(false, std::memory_order_relaxed) || moved;
-}
-
-/// Whom the page shows to be there need not be heard of over the wire.
-bool Pump::look_at_page() {
-  if (options_.page == nullptr) return false;
-  const uint64_t through = options_.page->through();
-  if (through == page_seen_) return false;
-  page_seen_ = through;
-  const std::lock_guard lock(mutex_);
-  for (const auto& o : meets_) o->met = o->met || o->sequence <= through;
-  pass_met();
-  return true;
-}
-
-/// The node has met for these operations. With the mutex held.
-void Pump::pass_met() {
-  while (!meets_.empty() && meets_.front()->met) {
-    const auto& o = *meets_.front();
-    if (failure_) Flags::store(options_.flags.met(), static_cast<uint32_t>(o.sequence));
-    arrived(*meets_.front());
-    meets_.pop_front();
-  }
-  awaits_node_.store(!meets_.empty(), std::memory_order_relaxed);
 }
 
 bool Pump::retire() {
@@ -409,7 +355,8 @@ void Pump::idle(bool moved) {
     return;
   }
   // The ranks of a node are about as far, and what they wait for is a word in memory.
-  const Time hard = options_.page != nullptr && awaits_node_ ? kLookForNode : 0;
+  const bool awaits = awaits_node_ || awaits_parts_;
+  const Time hard = options_.page != nullptr && awaits ? kLookForNode : 0;
   const Time nap = nap_after(std::max<Time>(t - last_moved_ - hard, 0), kNap, kLongerNap);
   if (nap == 0)
     pause_cpu();
@@ -464,43 +411,6 @@ void Pump::arrived(Operation& o) {
   }
 }
 
-/// Asks the node's ranks to meet for what has arrived here, in the order of submission: one thread at a time, and the others
-/// need not wait for it (a wire's thread may be inside, or may come here while it is).
-void Pump::meet() {
-  if (meeting_.fetch_add(1) > 0) return;
-  int seen = 1;
-  do {
-    seen = meeting_.load();
-    while (meet_next()) {
-    }
-  } while (meeting_.fetch_sub(seen) != seen);
-}
-
-bool Pump::meet_next() {
-  Shared o;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!failure_ || to_meet_.empty() || to_meet_.front()->until_meeting > 0) return false;
-    const auto& next = *to_meet_.front();
-    if (next.copies &&
-        !reached(Flags::load(options_.flags.done()), static_cast<uint32_t>(next.sequence)))
-      return false;
-    o = std::move(to_meet_.front());
-    to_meet_.pop_front();
-    meets_.push_back(o);
-    awaits_node_.store(true, std::memory_order_relaxed);
-    if (options_.page != nullptr) options_.page->put(options_.local_rank, o->sequence);
-  }
-  const auto meet = [&](const Wire& wire, Notice notice) {
-    return wire.meet(options_.node_group, o->name.c_str(), notice);
-  };
-  if (auto status = track(wires_.front(), o, 0, Kind::kMeeting, meet); !status) {
-    fail_soon(status);
-    return false;
-  }
-  return true;
-}
-
 /// Writes the flags of pieces that have arrived, in the lane's order. With the mutex held.
 void Pump::advance(Lane& lane) {
   if (!failure_) return;
@@ -538,6 +448,11 @@ void Pump::finish(const Ticket& ticket) {
   if (ticket.kind == Kind::kMeeting) {
     o.met = true;
     pass_met();
+    return;
+  }
+  if (ticket.kind == Kind::kBringing) {
+    o.brought = true;
+    pass_brought();
     return;
   }
   auto& state = o.pieces[ticket.piece];

@@ -47,7 +47,9 @@ struct Operation {
   uint32_t out_before = 0;    ///< the out flag's value when all earlier operations are out
   /// What arrives spreads in the node: not before all its ranks have it. (NCCL's kernels would wait for the network.)
   bool meets = false;
-  bool copies = false;    ///< by copies: not before it is in place on all of them
+  bool copies = false;  ///< by copies: not before it is in place on all of them
+  bool brings =
+      false;  ///< the node's ranks give each other their parts first: the way out waits for all of them
   bool launches = false;  ///< its way in is enqueued when it has come
   //----
   size_t posted = 0;  ///< pieces whose receives are posted
@@ -64,7 +66,8 @@ struct Operation {
   int until_meeting = 0;  ///< pieces to arrive; one more while not all of this rank's are out
   int arrivals_left = 0;  ///< pieces (twice with two hops), the report, a meeting, the launch
   int sends_left = 0;
-  bool met = false;  ///< all ranks of the node have come to it
+  bool met = false;      ///< all ranks of the node have come to it
+  bool brought = false;  ///< all ranks of the node have given their parts
 };
 
 class Pump {
@@ -76,6 +79,7 @@ class Pump {
     std::vector<int> peers;  ///< [nodes] the ranks of this local rank; peers[node] is this rank
     uint32_t node_group =
         0;  ///< of the first wire: the ranks of this node, where there are several
+    uint32_t bring_group = 0;  ///< the same ranks: these meetings and those come in no common order
     NodePage* page = nullptr;  ///< that they share, if they do
     int local_rank = 0;
     uint64_t least_slice = kLeastSlice;  ///< of a message that is cut; the same on all ranks
@@ -141,7 +145,7 @@ class Pump {
 
  private:
   using Shared = std::shared_ptr<Operation>;
-  enum class Kind : uint8_t { kSend, kIn, kBack, kReport, kMeeting };
+  enum class Kind : uint8_t { kSend, kIn, kBack, kReport, kMeeting, kBringing };
   /// What is under way on a wire.
   struct Ticket {
     Pump* pump = nullptr;
@@ -171,6 +175,8 @@ class Pump {
   bool retire();
   bool in_place();
   bool look_at_page();
+  bool given();
+  void pass_brought();
   void pass_met();
   void idle(bool moved);
   void watch_over();
@@ -208,6 +214,8 @@ class Pump {
   std::vector<Lane> lanes_;
   std::deque<Shared> to_meet_;   ///< in order: not yet asked for
   std::deque<Shared> meets_;     ///< in order: asked for, not flagged
+  std::deque<Shared> to_bring_;  ///< the same for what is given first; the pump thread's alone
+  std::deque<Shared> brings_;
   std::atomic<int> meeting_{0};  ///< calls of meet(): the first one in sees to all
   uint64_t submitted_ = 0, arrived_ = 0;
   uint64_t arrived_through_ = 0;                 ///< all operations up to this one have arrived
@@ -234,11 +242,13 @@ class Pump {
   size_t posting_ = 0, sending_ = 0;
   bool holding_ = false;  ///< the wires know that something is under way here
   int64_t last_moved_ = 0, last_look_ = 0;
-  uint32_t done_seen_ = 0;                ///< the done flag
-  uint64_t page_seen_ = 0;                ///< how far all ranks of the node were
-  std::atomic<uint64_t> to_leave_{0};     ///< bytes that wires were given to send
-  std::atomic<bool> come_{false};         ///< a piece has since the thread last looked
-  std::atomic<bool> awaits_node_{false};  ///< meets_ holds something
+  uint32_t done_seen_ = 0;                 ///< the done flag
+  uint64_t page_seen_ = 0;                 ///< how far all ranks of the node were
+  uint64_t given_seen_ = 0;                ///< the same, of what they give first
+  std::atomic<uint64_t> to_leave_{0};      ///< bytes that wires were given to send
+  std::atomic<bool> come_{false};          ///< a piece has since the thread last looked
+  std::atomic<bool> awaits_node_{false};   ///< meets_ holds something
+  std::atomic<bool> awaits_parts_{false};  ///< brings_ does
 
   std::atomic<uint64_t> retired_{0}, wire_bytes_{0}, finished_{0}, rows_sent_{0}, rows_bound_{0};
   std::thread pump_thread_;

@@ -71,6 +71,7 @@ void Pump::fail(const Status& why) {
     }
     Flags::store(f.retired(), static_cast<uint32_t>(retired_.load()) + kFarAhead);
     Flags::store(f.met(), static_cast<uint32_t>(submitted_) + kFarAhead);
+    Flags::store(f.brought(), static_cast<uint32_t>(submitted_) + kFarAhead);
     submitted_turn_.notify_all();
     stopping_turn_.notify_all();
   }

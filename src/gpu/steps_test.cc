@@ -75,9 +75,11 @@ TEST_P(StepsOf, SumsAreRightAndAlikeOverManySteps) {
       }
     }
     EXPECT_EQ(cluster.machine().counts(r).allocations, allocations);
-    // Streams that wait slow down all others: see launcher.h. (The caller's own stream is one of two.)
+    // Streams that wait slow down all others: see launcher.h. (The caller's own stream is one of two. Where the node's ranks
+    // give each other gradients the way out waits for those, for a moment.)
     const bool ahead = load.queues != 0;
-    EXPECT_LE(cluster.machine().counts(r).most_streams_in_wait, ahead ? 1U : 2U);
+    EXPECT_LE(cluster.machine().counts(r).most_streams_in_wait,
+              ahead ? 1U : 2U + (load.local_size > 1 ? 1 : 0));
     EXPECT_TRUE(path.destroy().is_ok());
   };
   cluster.run(steps, 180);  // a sanitizer is slow
