@@ -64,6 +64,7 @@ Calls calls_of_a_bucket(bool ahead, int nodes, int local_size, uint64_t bytes,
       a.count = bytes / 4;
       a.codec = 1;
       a.row_elements = row_elements;
+      a.prompt = row_elements > 0;  // no thread does it
       auto id = path.all_reduce(a);
       ASSERT_TRUE(id.is_ok());
       if (r == 0 && i == 2) {
@@ -115,20 +116,18 @@ TEST(Costs, ASmallBucketsCallsOfTheDriver) {
   }
 }
 
-// What the thread that trains pays; the rest is the launcher's, when the bucket has come.
-TEST(Costs, OnlyTheWayOutIsEnqueuedWhenABucketIsSubmitted) {
+// What the thread that trains pays; the rest is the launcher's, when the bucket has come, and where NCCL is not called a
+// thread's that puts ways out on the streams.
+TEST(Costs, ABucketsCallsWhenItIsSubmitted) {
   for (const auto& [local_size, gives] : {std::pair{1, false}, {2, false}, {2, true}}) {
     const auto calls =
         calls_of_a_bucket(false, 2, local_size, uint64_t{4} << 20, 0, gives ? "auto" : "nccl");
-    Calls wanted = {{"ctx_get_current", 1},     {"event_record", 1},
-                    {"launch_kernel", 1},       {"memcpy_dtoh_async", 2},
-                    {"stream_is_capturing", 1}, {"stream_wait_event", 1},
-                    {"stream_write_value32", 1}};
-    if (gives) {
-      wanted["launch_kernel"] += 1;  // the sum
-      wanted["memcpy_dtod_async"] = 1;
-      wanted["stream_wait_value32"] = 1;
-      wanted["stream_write_value32"] += 1;
+    Calls wanted = {{"ctx_get_current", 1}, {"event_record", 1}, {"stream_is_capturing", 1}};
+    if (local_size == 2 && !gives) {
+      wanted["launch_kernel"] = 1;
+      wanted["memcpy_dtoh_async"] = 2;
+      wanted["stream_wait_event"] = 1;
+      wanted["stream_write_value32"] = 1;
     }
     EXPECT_EQ(calls, wanted) << local_size << ": " << text_of(calls);
   }

@@ -297,6 +297,10 @@ Status Path::make_streams() {
   for (auto& e : ends_) {
     PACELINE_ASSIGN(e, objects_.event());
   }
+  begins_.resize(ahead() ? 0 : kEnds);
+  for (auto& e : begins_) {
+    PACELINE_ASSIGN(e, objects_.event());
+  }
   out_after_.resize(kEnds);
   outs_.resize(ahead() ? 0 : kEnds);
   for (auto& e : outs_) {
@@ -535,7 +539,9 @@ void Path::start() {
   o.tell = [this](const Status& why) {
     tell(why);
     // Who hears of the failure may free what the launcher would still write to.
-    if (launcher_) launcher_->halt(kHaltSeconds);
+    for (auto* thread : {launcher_.get(), writer_.get()}) {
+      if (thread != nullptr) thread->halt(kHaltSeconds);
+    }
   };
   o.failed = [this](const Status&) {
     if (node_) node_->abort();
@@ -552,7 +558,8 @@ void Path::start() {
     Launcher::Options l;
     l.enter = o.enter;
     l.failed = [this](const Status& why) { pump_->fail(why); };
-    launcher_ = std::make_unique<Launcher>(std::move(l));
+    launcher_ = std::make_unique<Launcher>(l);
+    writer_ = std::make_unique<Launcher>(std::move(l));
   }
   pump_ = std::make_unique<Pump>(wires(), std::move(o));
   PathRequest q;

@@ -15,7 +15,11 @@ cu::DevicePtr element(const PathPlan& plan, uint64_t data, uint64_t index) {
 
 Status Path::enqueue(Job& job, cu::Stream caller) {
   PACELINE_CUDA_CALL(api_, event_record, caller_, caller);
-  PACELINE_CUDA_CALL(api_, stream_wait_event, out_, caller_, 0);
+  return enqueue_behind(job, caller_);
+}
+
+Status Path::enqueue_behind(Job& job, cu::Event caller) {
+  PACELINE_CUDA_CALL(api_, stream_wait_event, out_, caller, 0);
   PACELINE_RETURN_IF_ERROR(enqueue_out(job));
   job.out_after = out_after_[job.sequence % out_after_.size()] = out_issued_;
   if (!launches_later()) return enqueue_way_in(job);

@@ -65,7 +65,7 @@ Status Path::reserve_memory(uint64_t bytes, uint64_t largest) {
   PACELINE_RETURN_IF_ERROR(current.status());
   bool finite = true;
   PACELINE_RETURN_IF_ERROR(pump_->wait_arrival(0, finite));
-  if (launches_later()) launcher_->wait_launched(submitted_);
+  settle_launches();
   for (auto* stream : objects_.streams())
     PACELINE_RETURN_IF_ERROR(drain(stream, "reserve: operations under way", kEndSeconds));
   PACELINE_RETURN_IF_ERROR(pump_->wait_retired());  // sends read the memory that may be given back
@@ -252,6 +252,7 @@ Result<std::shared_ptr<const Operation>> Path::submit(const AllReduce& r, const 
   Job job = make_job(plan, r.name);
   job.data = r.data + first * dtype_size(r.dtype);
   job.source = job.target = job.data;
+  job.defers = !r.prompt;
   job.operation->meets = shape_.local_size > 1;
   job.operation->copies = copies_ != nullptr && copies_->fits(*plan);
   job.operation->brings = job.operation->copies && copies_->lands() && launches_later() &&
@@ -279,12 +280,12 @@ Path::Job Path::make_job(const std::shared_ptr<const PathPlan>& plan, const std:
   auto region = ring_.take(plan->host_bytes, o->sequence);
   o->host = host_ + region.offset;
   o->tenant = region.tenant;
-  o->out_before = out_issued_;
+  o->out_before = out_numbered_;
   Job job;
   job.operation = o;
   job.sequence = o->sequence;
   job.copied.resize(plan->pieces.size());
-  job.out_flags.resize(plan->pieces.size(), out_issued_);
+  job.out_flags.resize(plan->pieces.size(), out_numbered_);
   job.report = reports_ + (o->sequence % ends_.size()) * sizeof(uint32_t);
   number_pieces(job);
   return job;
@@ -306,13 +307,54 @@ Result<uint64_t> Path::launch(Job& job, cu::Stream caller) {
   o->launches = launches_later();
   // The pump may post its receives while the rest is enqueued.
   pump_->submit(o);
-  if (auto status = enqueue(job, caller); !status) {
+  // NCCL's kernels stand in the script's order (path.h), and who waits for the result need not wait for a thread.
+  const bool defers = writer_ != nullptr && job.defers && (shape_.local_size == 1 || o->brings);
+  if (!defers) settle_out();
+  if (auto status = defers ? enqueue_later(job, caller) : enqueue(job, caller); !status) {
     pump_->fail({status.code(), fmt::format("{} '{}': {}", kind_name(o->plan->request.kind),
                                             o->name, status.message())});
     return pump_->failure();  // an earlier one may have been the cause
   }
   PACELINE_RETURN_IF_ERROR(pump_->failure());
+  out_numbered_ =
+      defers ? out_numbered_ + static_cast<uint32_t>(std::max<size_t>(o->plan->pieces.size(), 1))
+             : out_issued_;
   return o->sequence;
+}
+
+Status Path::named(const Operation& o, const Status& status) {
+  if (status || status.code() == Code::kAborted) return status;
+  return {status.code(),
+          fmt::format("{} '{}': {}", kind_name(o.plan->request.kind), o.name, status.message())};
+}
+
+/// The whole of an operation, by a thread: fifteen calls of the driver, which the thread that trains has no time for. What
+/// its stream has to have done is marked now.
+Status Path::enqueue_later(const Job& job, cu::Stream caller) {
+  struct Held {
+    Job job;
+    std::vector<ResidualRange> segments;
+  };
+  const cu::Event begin = begins_[job.sequence % begins_.size()];
+  PACELINE_CUDA_CALL(api_, event_record, begin, caller);
+  auto held = std::make_shared<Held>(Held{job, *job.segments});
+  held->job.segments = &held->segments;
+  deferred_ = job.sequence;
+  writer_->push(job.sequence, [this, held, begin] {
+    return named(*held->job.operation, enqueue_behind(held->job, begin));
+  });
+  return Status::ok();
+}
+
+/// Until all ways out are on the streams: what they keep is this thread's again.
+void Path::settle_out() {
+  if (writer_) writer_->wait_launched(deferred_);
+}
+
+/// Until all that was submitted is on the streams, the way in too.
+void Path::settle_launches() {
+  settle_out();
+  if (launches_later()) launcher_->wait_launched(submitted_);
 }
 
 /// The launcher's part, with what the caller's arguments were.
@@ -327,11 +369,6 @@ void Path::launch_later(const Job& job) {
   if (job.sum_residuals) held->segments = *job.segments;
   held->job.collective = job.collective == nullptr ? nullptr : &held->collective;
   held->job.segments = &held->segments;
-  const auto named = [](const Operation& o, const Status& status) -> Status {
-    if (status || status.code() == Code::kAborted) return status;
-    return {status.code(),
-            fmt::format("{} '{}': {}", kind_name(o.plan->request.kind), o.name, status.message())};
-  };
   // Sums are made as their parts come: those of later operations must not stand behind what still comes back of this one.
   // On the streams they do not go before pieces that have to wait for their turn. Nor while memory is short: what waits for
   // it there waits for operations before.
@@ -340,12 +377,12 @@ void Path::launch_later(const Job& job) {
   for (size_t i = 0; plan.hops == 2 && i < plan.pieces.size(); ++i) {
     sums.push_back(
         {job.sequence, [this, held, i] { return has_come(held->job, i); },
-         [this, held, i, named] { return named(*held->job.operation, enqueue_in(held->job, i)); },
+         [this, held, i] { return named(*held->job.operation, enqueue_in(held->job, i)); },
          last_in_turn_, [this] { return memory_is_free(); }});
   }
   launcher_->push(
       job.sequence,
-      [this, held, named] {
+      [this, held] {
         auto& o = *held->job.operation;
         auto status = enqueue_way_in(held->job);
         if (status) pump_->launched(o);
@@ -356,6 +393,7 @@ void Path::launch_later(const Job& job) {
 
 /// Until the launcher is through with what has arrived, which books of the sums' residuals it keeps.
 void Path::settle_sums() {
+  settle_out();
   if (launches_later() && sum_residuals_->ready()) launcher_->wait_launched(submitted_);
 }
 
@@ -368,6 +406,7 @@ Status Path::join(uint64_t operation, cu::Stream stream) {
   // Of many operations: by the script alone, for all ranks try the same at a time.
   const bool waits = operation <= joined_ + kLastOnes || end_of_pass_waits();
   joined_ = std::max(joined_, operation);
+  settle_out();
   if (launches_later() && launcher_->launched() < operation) {
     const uint64_t done = std::max(launcher_->ahead_through(), launcher_->launched());
     if (waits && operation > done + kLastOnes)

@@ -225,6 +225,7 @@ class Path {
     bool first = true, last = true;          ///< of the operations that a collective is cut into
     uint64_t sequence = 0;
     std::shared_ptr<Operation> operation;
+    bool defers = false;  ///< a thread may put it on the streams
     float scale_in = 1, scale_out = 1, momentum = 0;
     bool residuals = false, sum_residuals = false;
     const std::vector<ResidualRange>* segments = nullptr;
@@ -267,6 +268,7 @@ class Path {
 
   // enqueue.cc
   Status enqueue(Job& job, cu::Stream caller);
+  Status enqueue_behind(Job& job, cu::Event caller);
   Status enqueue_way_in(Job& job);
   [[nodiscard]] bool has_come(const Job& job, size_t index) const;
   Status await(cu::Stream stream, const uint32_t* flag, uint32_t value, cu::Event after = nullptr);
@@ -336,6 +338,10 @@ class Path {
   Result<uint64_t> launch(Job& job, cu::Stream caller);
   void number_pieces(Job& job);
   void launch_later(const Job& job);
+  Status enqueue_later(const Job& job, cu::Stream caller);
+  static Status named(const Operation& o, const Status& status);
+  void settle_out();
+  void settle_launches();
   bool end_of_pass_waits();
   Status wait_finished(uint64_t operation, Time began, double timeout_s, bool finite) const;
   [[nodiscard]] bool launches_later() const { return launcher_ != nullptr; }
@@ -390,6 +396,8 @@ class Path {
   std::unique_ptr<NodePage> page_;      ///< null: the node meets over the wire alone
   std::unique_ptr<Pump> pump_;
   std::unique_ptr<Launcher> launcher_;        ///< null: all is enqueued ahead
+  std::unique_ptr<Launcher> writer_;          ///< of ways out; null as that one
+  uint64_t deferred_ = 0;                     ///< the last operation that it was given
   std::unique_ptr<Residuals> residuals_;      ///< of what this rank encodes of its own
   std::unique_ptr<Residuals> sum_residuals_;  ///< two hops: of the sums
 
@@ -405,6 +413,8 @@ class Path {
   uint32_t node_group_ = 0;      ///< of the wire
   uint32_t bring_group_ = 0;     ///< the same ranks
   std::vector<cu::Event> ends_;  ///< ring: operation s records ends_[s % size]
+  std::vector<cu::Event>
+      begins_;  ///< the same, on the caller's stream, where the way out is put on the streams later
   std::vector<cu::Event> outs_;  ///< the same for Job::all_out
   cu::DevicePtr out_state_ = 0;  ///< top-k's scratch on the out stream
   uint64_t out_state_bytes_ = 0;
@@ -416,7 +426,8 @@ class Path {
   uint64_t reserved_bytes_ = 0;
 
   std::atomic<uint64_t> submitted_{0};
-  uint32_t out_issued_ = 0;
+  uint32_t out_issued_ = 0;          ///< by whom ways out are put on the streams
+  uint32_t out_numbered_ = 0;        ///< the same, when all that was submitted is
   std::vector<uint32_t> out_after_;  ///< ring like ends_: out_issued_ behind operation s
   uint32_t awaited_ = 0;             ///< the last operation whose memory the way out waits for
   uint64_t joined_ = 0;              ///< the last operation that a stream has joined

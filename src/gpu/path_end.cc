@@ -105,12 +105,13 @@ Status Path::destroy() {
   if (pump_) status = pump_->wait_arrival(0, finite);
   destroyed_ = true;
   bool idle = true;
-  if (launcher_ && status) launcher_->wait_launched(submitted_);
+  if (launcher_ && status) settle_launches();
   if (context_ != nullptr) {
     const CurrentContext current(api_, context_);
     for (auto* stream : objects_.streams())
       idle = idle && drain(stream, "destroy", status ? kEndSeconds : kFaultSeconds).is_ok();
     if (pump_ && status && idle) status = pump_->wait_retired();
+    if (writer_) writer_->stop();
     if (launcher_) launcher_->stop();
     if (pump_) pump_->stop();
     if (auto end = end_companions(pump_ && status); status) status = end;

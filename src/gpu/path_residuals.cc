@@ -23,7 +23,7 @@ Result<Residuals::Memory> Path::make_planes(DeviceObjects& from, uint64_t elemen
 
 /// Planes for a step's gradients as float32. Nothing is under way.
 Status Path::allocate_residuals(bool velocity, bool of_sums) {
-  if (launches_later()) launcher_->wait_launched(submitted_);
+  settle_launches();
   const uint64_t mine = reserved_bytes_ / sizeof(float) / static_cast<uint64_t>(shape_.local_size);
   // Runs are padded to 16 elements each, parts rounded; tails belong to the last rank.
   constexpr uint64_t kSlack = 1U << 16;
