@@ -21,8 +21,10 @@ constexpr size_t kPlansKept = 1024;
 // streams, for they slow down little that is left to compute, and meanwhile the host is ahead by what follows, an optimizer's
 // step and the beginning of the next forward pass. With such waits a GPU starts every kernel later (launcher.h), so a model of
 // many kernels wants the host to wait; a host that is the slower of the two, which has yet to launch the optimizer and a forward
-// pass of many small layers while the GPU is busy, loses what it waits.
+// pass of many small layers while the GPU is busy, loses what it waits. In any case it goes on early enough to have the
+// optimizer's step on its stream when the gradients are there: by when operations of the last pass were out.
 constexpr uint64_t kLastOnes = 2;
+constexpr Time kMostLead = 8 * kMillisecond;
 // For so long the host looks for the end of what the GPU does with the last piece.
 constexpr Time kLook = 300 * kMicrosecond;
 
@@ -405,12 +407,14 @@ Status Path::join(uint64_t operation, cu::Stream stream) {
   if (!current.status()) return ended_by(current.status());
   // Of many operations: by the script alone, for all ranks try the same at a time.
   const bool waits = operation <= joined_ + kLastOnes || end_of_pass_waits();
+  const uint64_t ones = last_ones(operation);
+  if (operation > joined_ + kLastOnes) last_pass_ = operation - joined_;
   joined_ = std::max(joined_, operation);
   settle_out();
   if (launches_later() && launcher_->launched() < operation) {
     const uint64_t done = std::max(launcher_->ahead_through(), launcher_->launched());
-    if (waits && operation > done + kLastOnes)
-      launcher_->wait_until(flags_.out(), out_after_[(operation - kLastOnes) % out_after_.size()]);
+    if (waits && operation > done + ones)
+      launcher_->wait_until(flags_.out(), out_after_[(operation - ones) % out_after_.size()]);
     launcher_->catch_up(operation);
   }
   PACELINE_RETURN_IF_ERROR(pump_->failure());
@@ -426,9 +430,19 @@ Status Path::rest() {
   const uint64_t last = submitted_;
   if (last == rested_for_ || joined_ < last) return Status::ok();
   rested_for_ = last;
+  lead_ = std::min(SteadyClock().now() - joined_at_, kMostLead);
   const Time before = pump_->note_arrival(last);
   pump_->rest(last, host_rest_.until(SteadyClock().now(), joined_at_, before));
   return pump_->failure();
+}
+
+/// For how many of the pass's operations, which `operation` ends, the host does not wait.
+uint64_t Path::last_ones(uint64_t operation) const {
+  const uint64_t pass = operation - std::min(joined_, operation);
+  if (pass <= kLastOnes || pass != last_pass_ || pass >= Pump::kOutTimes) return kLastOnes;
+  uint64_t ones = kLastOnes;
+  while (ones < pass && pump_->out_at(joined_) - pump_->out_at(joined_ - ones) < lead_) ++ones;
+  return ones;
 }
 
 bool Path::end_of_pass_waits() {

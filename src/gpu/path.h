@@ -343,6 +343,7 @@ class Path {
   void settle_out();
   void settle_launches();
   bool end_of_pass_waits();
+  [[nodiscard]] uint64_t last_ones(uint64_t operation) const;
   Status wait_finished(uint64_t operation, Time began, double timeout_s, bool finite) const;
   [[nodiscard]] bool launches_later() const { return launcher_ != nullptr; }
   /// q: of the part that begins at element `first`.
@@ -431,8 +432,12 @@ class Path {
   std::vector<uint32_t> out_after_;  ///< ring like ends_: out_issued_ behind operation s
   uint32_t awaited_ = 0;             ///< the last operation whose memory the way out waits for
   uint64_t joined_ = 0;              ///< the last operation that a stream has joined
-  PassTrial join_trial_;  ///< of end_of_pass_waits(); with memory_mutex_, for statistics()
-  Time joined_at_ = 0;    ///< when that join ended
+  PassTrial join_trial_;    ///< of end_of_pass_waits(); with memory_mutex_, for statistics()
+  Time joined_at_ = 0;      ///< when that join ended
+  uint64_t last_pass_ = 0;  ///< operations of the last join of many
+  Time lead_ =
+      3 *
+      kMillisecond;  ///< what the host needs from there until the optimizer's step is on its stream
   HostRest host_rest_;
   uint64_t rested_for_ = 0;  ///< the operation that rest() was last called behind
   uint64_t last_in_turn_ =

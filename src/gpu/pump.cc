@@ -253,6 +253,7 @@ bool Pump::send_pieces() {
 
 /// All pieces of this rank have been copied out: the lanes wait for the network alone.
 void Pump::all_are_out(Operation& o) {
+  out_at_[o.sequence % kOutTimes].store(now(), std::memory_order_relaxed);
   {
     const std::lock_guard lock(mutex_);
     --o.until_meeting;

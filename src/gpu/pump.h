@@ -124,6 +124,11 @@ class Pump {
   /// Of an operation by rows, when it has arrived (waits for that): the most rows that a rank sent to each other node. The
   /// same on all ranks.
   Result<uint64_t> most_rows(const Operation& operation) const;
+  /// When all of an operation of this rank was out; of the last kOutTimes.
+  [[nodiscard]] Time out_at(uint64_t sequence) const {
+    return out_at_[sequence % kOutTimes].load(std::memory_order_relaxed);
+  }
+  static constexpr size_t kOutTimes = 256;
   /// Whether no stream waits for the network now.
   [[nodiscard]] bool all_arrived() const;
   /// The address of a float that is 0 and becomes 1, before any flag is released, where a failure comes before all that
@@ -249,6 +254,8 @@ class Pump {
   std::atomic<bool> come_{false};          ///< a piece has since the thread last looked
   std::atomic<bool> awaits_node_{false};   ///< meets_ holds something
   std::atomic<bool> awaits_parts_{false};  ///< brings_ does
+
+  std::array<std::atomic<Time>, kOutTimes> out_at_{};
 
   std::atomic<uint64_t> retired_{0}, wire_bytes_{0}, finished_{0}, rows_sent_{0}, rows_bound_{0};
   std::thread pump_thread_;
