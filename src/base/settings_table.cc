@@ -153,12 +153,10 @@ constexpr SettingRow kRows[] = {
      "How what has come spreads to the other GPUs of a node in an all-reduce of CUDA tensors: "
      "copies: by copy engines, from one GPU's memory to another's; nccl: by NCCL's all-gather; "
      "auto: copies, where all GPUs of every node can read each other's memory."},
-    {"node_reduce", kChoice, "auto", "auto|nccl",
-     "How gradients of CUDA tensors come to the GPU of a node that adds them up: auto: by copy "
-     "engines, "
-     "where node_gather is by copies too, and where a GPU's share is short by NCCL's "
-     "reduce-scatter; "
-     "nccl: always so."},
+    {"node_reduce", kChoice, "auto", "auto|copies|nccl",
+     "How gradients of CUDA tensors come to the GPU of a node that adds them up: copies: by copy "
+     "engines, where node_gather is by copies too and a GPU's share is long; nccl: by NCCL's "
+     "reduce-scatter; auto: copies for top-k, whose step the model's kernels bound, else nccl."},
     {"node_ctas", kInteger, "16", "1..64",
      "Thread blocks (CTAs) of the GPU that NCCL may take for a collective of CUDA tensors inside a "
      "node, beside the model's."},

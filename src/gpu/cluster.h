@@ -60,7 +60,7 @@ inline std::string default_node_gather() {
 /// GPU_TEST_NODE_REDUCE=nccl build/bin/gpu_test runs all tests with NCCL's reduce-scatter.
 inline std::string default_node_reduce() {
   const char* text = std::getenv("GPU_TEST_NODE_REDUCE");
-  return text == nullptr ? "auto" : text;
+  return text == nullptr ? "copies" : text;
 }
 
 struct ClusterOptions {

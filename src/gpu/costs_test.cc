@@ -121,7 +121,7 @@ TEST(Costs, ASmallBucketsCallsOfTheDriver) {
 TEST(Costs, ABucketsCallsWhenItIsSubmitted) {
   for (const auto& [local_size, gives] : {std::pair{1, false}, {2, false}, {2, true}}) {
     const auto calls =
-        calls_of_a_bucket(false, 2, local_size, uint64_t{4} << 20, 0, gives ? "auto" : "nccl");
+        calls_of_a_bucket(false, 2, local_size, uint64_t{4} << 20, 0, gives ? "copies" : "nccl");
     Calls wanted = {{"ctx_get_current", 1}, {"event_record", 1}, {"stream_is_capturing", 1}};
     if (local_size == 2 && !gives) {
       wanted["launch_kernel"] = 1;

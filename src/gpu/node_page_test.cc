@@ -108,7 +108,7 @@ TEST(NodePage, ANodeThatHasItMeetsWithoutTheWire) {
     std::barrier all(cluster.size());
     cluster.run([&](Rank r) {
       PathOptions options{.ahead = ahead, .node_page = r != 3 || gives};
-      options.node_reduce = gives ? "auto" : "nccl";
+      options.node_reduce = gives ? "copies" : "nccl";
       auto made = cluster.create(r, options);
       ASSERT_TRUE(made.is_ok()) << made.status().message();
       auto& path = **made;

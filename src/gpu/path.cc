@@ -257,7 +257,8 @@ Result<std::shared_ptr<const Operation>> Path::submit(const AllReduce& r, const 
   job.defers = !r.prompt;
   job.operation->meets = shape_.local_size > 1;
   job.operation->copies = copies_ != nullptr && copies_->fits(*plan);
-  job.operation->brings = job.operation->copies && copies_->lands() && launches_later() &&
+  const bool wanted = options_.node_reduce == "copies" || format.codec == WireCodec::kTopK;
+  job.operation->brings = wanted && job.operation->copies && copies_->lands() && launches_later() &&
                           !r.prompt && plan->shard * dtype_size(r.dtype) >= options_.least_given;
   const double extra = format.codec == WireCodec::kFp16 ? gradient_scale_ : 1.0;
   job.scale_in = static_cast<float>((r.average ? 1.0 / me_.size : 1.0) * r.factor * extra);

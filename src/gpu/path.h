@@ -98,7 +98,7 @@ struct PathOptions {
   /// How what has come spreads in a node of several GPUs: "auto", "copies" or "nccl"; "": the settings'.
   std::string node_gather;
   std::string
-      node_reduce;  ///< how gradients come to who adds them up in it: "auto" or "nccl"; "": the settings'
+      node_reduce;  ///< how gradients come to who adds them up in it: "auto", "copies" or "nccl"
   bool node_page =
       true;  ///< false: the node meets over the wire alone; all its ranks do where one says so
 };

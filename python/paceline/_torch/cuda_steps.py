@@ -178,8 +178,11 @@ class CudaSteps(residuals.ResidualSteps):
         self._gated = optimizer
 
     def _read(self, gate):
-        """What it says when the stream comes to the step: every block of the optimizer's kernels asks, and a gate's memory is
-        the host's (AdamW of 355 M parameters on an H200: 3.8 ms, 2.8 with this)."""
+        """What it says when the stream comes to the step.
+
+        Every block of the optimizer's kernels asks, and a gate's memory is the host's: AdamW of 355 M parameters on an
+        H200 took 3.8 ms so, 2.8 without a gate.
+        """
         if gate.device.type != "cuda":
             return gate
         if gate.data_ptr() not in self._gates_read:
