@@ -11,7 +11,7 @@ residuals (two planes of what a rank encodes) are taken off. Held to: at most 2 
 --ddp: steps of a model whose buckets are alike (eight of --mib), and of one that has a bucket four times as large
 beside them, each path in a process of its own: no communication (a hook that leaves gradients alone), plain DDP over
 Gloo, Paceline. A rank's memory is what it has to itself and its share of what a node's ranks share (Pss without the
-pages of files, of which the machine's other processes have their shares too), sampled up to 100 times a second, and
+pages of files, of which the machine's other processes have their shares too), sampled up to 50 times a second, and
 the peak of its resident memory, which counts a neighbour's pages as well and misses nothing. Both from where a small
 model has trained, so that libraries and connections are there ("fixed" says what they took), less the same of no
 communication and the residuals. Held to: at most 2 × the largest bucket. The first two steps are left out: torch may
@@ -87,7 +87,7 @@ class Peaks:
             self._most = proportional(self._pids)
 
     def _sample(self) -> None:
-        while not self._ends.wait(0.01):
+        while not self._ends.wait(0.02):
             with self._lock:
                 self._most = max(self._most, proportional(self._pids))
 
@@ -187,7 +187,7 @@ def ddp_rank(bytes_: int, path: str, buckets: str, out: str) -> None:
         ddp = wrapped([rows * share for share in BUCKETS[buckets]])
         train(ddp, 2)
         peaks.begin_anew()
-        train(ddp, max(6, 400 * MIB // bytes_))  # for some hundred samples
+        train(ddp, max(6, 200 * MIB // bytes_))  # for a hundred samples and more
         dist.barrier()
     sizes = ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     said = {"pss": peaks.pss, "rss": peaks.rss, "fixed": peaks.fixed, "residuals": 0, "scratch": 0}
@@ -208,7 +208,7 @@ def launch(mib: int, slots: int, out: Path, *mode: str) -> None:
     command += [sys.executable, str(Path(__file__).resolve()), "--mib", str(mib), "--rank", str(slots), str(out), *mode]
     # malloc gives back what is freed: the holes that gradients leave in its heap are a matter of luck, on every path.
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
-    subprocess.run(command, check=True, timeout=600, env=env)
+    subprocess.run(command, check=True, timeout=1500, env=env)
 
 
 def said_by(prefix: str) -> list[dict]:
