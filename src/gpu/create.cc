@@ -212,7 +212,9 @@ Status Path::prepare_copies() {
   auto copies = std::make_unique<NodeCopies>(api_, shape_.local_size, shape_.local_rank);
   const uint64_t most = options_.usual_in_node * 3 / 2;
   // Streams that share hardware queues would hold up the model behind a wait for the node (see ahead()).
-  const bool lands = options_.node_reduce != "nccl" && !shares_queues();
+  const bool given = options_.node_reduce == "copies" ||
+                     (options_.node_reduce == "auto" && codec_ == WireCodec::kTopK);
+  const bool lands = given && !shares_queues();
   auto status = copies->prepare(
       most / static_cast<uint64_t>(shape_.local_size) + kPieceGranule * sizeof(float), lands);
   if (status) {

@@ -51,6 +51,18 @@ Status NodeCopies::open(std::span<const cu::IpcMemHandle> handles) {
   return Status::ok();
 }
 
+/// Each begins with its neighbour, so that not all copy from or to one GPU at a time.
+template <class Copy>
+Status NodeCopies::for_others(const PathPlan& plan, Copy copy) const {
+  const auto ranks = static_cast<int>(seen_.size());
+  for (int step = 1; step < ranks; ++step) {
+    const int r = (rank_ + step) % ranks;
+    const Span span = shard_of(plan, r);
+    if (span.elements > 0) PACELINE_RETURN_IF_ERROR(copy(r, span));
+  }
+  return Status::ok();
+}
+
 Status NodeCopies::put(const PathPlan& plan, uint64_t data, cu::Stream stream) {
   const uint64_t slot = puts_++ % kSlots;
   const Span span = shard_of(plan, rank_);
@@ -64,17 +76,12 @@ Status NodeCopies::put(const PathPlan& plan, uint64_t data, cu::Stream stream) {
 Status NodeCopies::take(const PathPlan& plan, uint64_t data, cu::Stream stream) {
   const uint64_t slot = (puts_ - 1) % kSlots;
   const uint64_t size = dtype_size(plan.request.format.dtype);
-  const auto ranks = static_cast<int>(seen_.size());
-  // Each begins with its neighbour, so that not all read from one GPU at a time.
-  for (int step = 1; step < ranks; ++step) {
-    const int r = (rank_ + step) % ranks;
-    const Span span = shard_of(plan, r);
-    if (span.elements == 0) continue;
+  return for_others(plan, [&](int r, Span span) -> Status {
     PACELINE_CUDA_CALL(api_, memcpy_dtod_async, data + span.first * size,
                        seen_[static_cast<size_t>(r)] + slot * slot_bytes_, span.elements * size,
                        stream);
-  }
-  return Status::ok();
+    return Status::ok();
+  });
 }
 
 /// From the beginning of rank `at`'s memory: where what rank `from` gives it lands, this time.
@@ -86,15 +93,11 @@ uint64_t NodeCopies::landing(int from, int at) const {
 Status NodeCopies::give(const PathPlan& plan, uint64_t data, cu::Stream stream) {
   ++gives_;
   const uint64_t size = dtype_size(plan.request.format.dtype);
-  const auto ranks = static_cast<int>(seen_.size());
-  for (int step = 1; step < ranks; ++step) {
-    const int r = (rank_ + step) % ranks;
-    const Span span = shard_of(plan, r);
-    if (span.elements == 0) continue;
+  return for_others(plan, [&](int r, Span span) -> Status {
     PACELINE_CUDA_CALL(api_, memcpy_dtod_async, seen_[static_cast<size_t>(r)] + landing(rank_, r),
                        data + span.first * size, span.elements * size, stream);
-  }
-  return Status::ok();
+    return Status::ok();
+  });
 }
 
 std::vector<cu::DevicePtr> NodeCopies::sources(const PathPlan& plan, uint64_t data) const {

@@ -71,6 +71,9 @@ class NodeCopies {
       seen_;  ///< by local rank: its slots as this GPU reads them; 0: not open
   uint64_t puts_ = 0;
   [[nodiscard]] uint64_t landing(int from, int at) const;
+  /// copy(rank, its shard), for the node's other ranks that have one.
+  template <class Copy>
+  Status for_others(const PathPlan& plan, Copy copy) const;
   bool lands_ = false;
   uint64_t gives_ = 0;
 };
