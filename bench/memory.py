@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Memory that gradients' way takes: of one all-reduce, and of a training step under DDP.
 
-    python bench/memory.py [--mib 64] [--ddp] [--json FILE]
+    python bench/memory.py [--mib 64] [--ddp [--steps N]] [--json FILE]
 
 Four ranks on this machine, as four nodes of one rank and as two of two; codecs exact, fp16, top-k.
 
@@ -124,9 +124,10 @@ def all_reduce_rank(bytes_: int, slots: int, out: str) -> None:
     comm.close()
 
 
-def ddp_ranks(bytes_: int, out: str) -> None:
+def ddp_ranks(bytes_: int, steps: int, out: str) -> None:
     """A process for each model and path, forked from one that has imported torch."""
     import torch
+    import torch._dynamo  # an optimizer's first step would, two seconds in each process
 
     torch.set_num_threads(1)
     for buckets in BUCKETS:
@@ -136,7 +137,7 @@ def ddp_ranks(bytes_: int, out: str) -> None:
             if child == 0:
                 code = 1
                 try:
-                    ddp_rank(bytes_, path, buckets, f"{out}.{buckets}.{path}".replace(" ", "-"))
+                    ddp_rank(bytes_, steps, path, buckets, f"{out}.{buckets}.{path}".replace(" ", "-"))
                     code = 0
                 except Exception:
                     traceback.print_exc()
@@ -146,7 +147,7 @@ def ddp_ranks(bytes_: int, out: str) -> None:
                 sys.exit(f"memory: {path} failed with buckets {buckets}")
 
 
-def ddp_rank(bytes_: int, path: str, buckets: str, out: str) -> None:
+def ddp_rank(bytes_: int, steps: int, path: str, buckets: str, out: str) -> None:
     if path in CODECS:
         os.environ["PACELINE_CODEC"] = "none" if path == "exact" else path
         import paceline.torch  # noqa: F401
@@ -187,7 +188,7 @@ def ddp_rank(bytes_: int, path: str, buckets: str, out: str) -> None:
         ddp = wrapped([rows * share for share in BUCKETS[buckets]])
         train(ddp, 2)
         peaks.begin_anew()
-        train(ddp, max(6, 200 * MIB // bytes_))  # for a hundred samples and more
+        train(ddp, steps)
         dist.barrier()
     sizes = ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     said = {"pss": peaks.pss, "rss": peaks.rss, "fixed": peaks.fixed, "residuals": 0, "scratch": 0}
@@ -202,10 +203,11 @@ def ddp_rank(bytes_: int, path: str, buckets: str, out: str) -> None:
     dist.destroy_process_group()
 
 
-def launch(mib: int, slots: int, out: Path, *mode: str) -> None:
+def launch(mib: int, slots: int, out: Path, *steps: int) -> None:
     """Four ranks of this program."""
     command = [str(ROOT / "build" / "bin" / "paceline"), "lab", "--loopback", "--quiet", "--nodes", "4", "--"]
-    command += [sys.executable, str(Path(__file__).resolve()), "--mib", str(mib), "--rank", str(slots), str(out), *mode]
+    command += [sys.executable, str(Path(__file__).resolve()), "--mib", str(mib)]
+    command += ["--rank", str(slots), str(out), *map(str, steps)]
     # malloc gives back what is freed: the holes that gradients leave in its heap are a matter of luck, on every path.
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
     subprocess.run(command, check=True, timeout=1500, env=env)
@@ -228,12 +230,12 @@ def all_reduces(mib: int) -> list[dict]:
     return rows
 
 
-def ddp_steps(mib: int) -> list[dict]:
+def ddp_steps(mib: int, steps: int) -> list[dict]:
     print("MiB of the rank that took the most       Pss / bound      resident  residuals  scratch  fixed")
     rows = []
     for nodes, slots in CLUSTERS:
         with tempfile.TemporaryDirectory(prefix="paceline-memory-") as folder:
-            launch(mib, slots, Path(folder, "rank"), "ddp")
+            launch(mib, slots, Path(folder, "rank"), steps)
             for buckets in BUCKETS:
                 said = {path: said_by(f"{folder}/rank.{buckets}.{path}".replace(" ", "-")) for path in PATHS}
                 for path in PATHS[1:]:
@@ -261,19 +263,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=64, help="of the buffer; of a bucket with --ddp")
     parser.add_argument("--ddp", action="store_true", help="steps of DDP instead of all-reduces")
+    parser.add_argument("--steps", type=int, help="of --ddp, measured (200 MiB of gradients a bucket)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.steps is not None and args.steps < 1:
+        parser.error(f"--steps is {args.steps}: one or more")
     if args.rank:
-        slots, out, *mode = args.rank
+        slots, out, *steps = args.rank
         os.environ["PACELINE_NODE_ID"] = f"node{int(os.environ['RANK']) // int(slots)}"
-        if mode:
-            ddp_ranks(args.mib * MIB, out)
+        if steps:
+            ddp_ranks(args.mib * MIB, int(steps[0]), out)
         else:
             all_reduce_rank(args.mib * MIB, int(slots), out)
         return 0
     if args.ddp:
-        rows = ddp_steps(args.mib)
+        rows = ddp_steps(args.mib, args.steps or max(6, 200 // args.mib))
         kept = all(row["pss"] <= row["bound"] for row in rows if row["path"] in CODECS)
     else:
         rows = all_reduces(args.mib)

@@ -46,7 +46,7 @@ def test_memory(tmp_path):
 def test_memory_of_a_training_step(tmp_path):
     """Each path on each cluster and model, from its own processes; what it took is for the page to say."""
     out = tmp_path / "memory.json"
-    rows = figures(bench("memory", "--ddp", "--mib", 1, "--json", out), out, codes=(0, 1))
+    rows = figures(bench("memory", "--ddp", "--mib", 1, "--steps", 6, "--json", out), out, codes=(0, 1))
     assert [(r["nodes"], r["slots"], r["buckets"], r["path"]) for r in rows] == [
         (nodes, slots, buckets, path)
         for nodes, slots in ((4, 1), (2, 2))
