@@ -100,7 +100,7 @@ int diagnose(const Options& options, Face face) {
   return show_or_fail(page, failed ? 1 : 0, kName);
 }
 
-/// What bench/gpu/convergence.py found: docs/gpu.md, "Convergence".
+/// What bench/gpu/convergence.py found: docs/gpu-figures.md, "Convergence".
 void check_codec(const Settings& settings, Findings& findings) {
   if (settings.text("codec") != "topk") return;
   findings.push_back(
@@ -109,7 +109,7 @@ void check_codec(const Settings& settings, Findings& findings) {
                    "began with it learnt slower than with exact gradients, with AdamW far slower",
                    100 * settings.number("topk_ratio")),
        "compare the loss of a run with PACELINE_CODEC=fp16, which kept up everywhere; "
-       "or raise PACELINE_TOPK_RATIO (docs/gpu.md, Convergence)"});
+       "or raise PACELINE_TOPK_RATIO (docs/gpu-figures.md, Convergence)"});
 }
 
 /// The source that the job's ranks would take, asked as they ask; nullopt: that shows only where they meet.
