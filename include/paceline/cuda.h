@@ -25,7 +25,7 @@ typedef struct paceline_cuda_options {
   size_t struct_size;
   int32_t device;           /* ordinal of the device whose primary context is used */
   int32_t lanes;            /* 0: what the settings say */
-  uint64_t piece_bytes;     /* of gradient per pipelined piece; 0: what the settings say */
+  uint64_t piece_bytes;     /* of gradient per pipelined piece; 0: 4 MiB */
   const char* nccl_library; /* NULL: the one loaded in the process, else libnccl.so.2 */
   uint64_t pinned_bytes;    /* for encodings under way, at least; 0: 32 MiB */
 } paceline_cuda_options;

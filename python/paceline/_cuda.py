@@ -162,8 +162,9 @@ class CudaCommunicator:
     """Collectives on device memory over the ranks of a :class:`paceline.Communicator`, which it takes over.
 
     Creation is collective and blocks; all ranks submit the same operations in the same order, from one thread at a
-    time. lanes, piece_bytes: 0 is what the settings say. nccl: path of NCCL's library, or None for the one in the
-    process. pinned: bytes of host memory for what is under way, at least. Raises a PacelineError named by the failure.
+    time. lanes: 0 is what the settings say; piece_bytes: 0 is 4 MiB. nccl: path of NCCL's library, or None for the one
+    in the process. pinned: bytes of host memory for what is under way, at least. Raises a PacelineError named by the
+    failure.
     """
 
     def __init__(self, communicator, device, lanes=0, piece_bytes=0, nccl=None, pinned=0):

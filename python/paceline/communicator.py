@@ -444,7 +444,7 @@ class Communicator:
     def _failure(self, code, sentence):
         """The error to raise or to hand over; close() need not tell it any more."""
         error = from_code(code, sentence)
-        self._is_told = self._is_told or not isinstance(error, InvalidArgumentError)
+        self._is_told = self._is_told or not isinstance(error, (InvalidArgumentError, UnsupportedError))
         return error
 
 

@@ -13,6 +13,7 @@ from models import batch, mlp
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
+from paceline.errors import UnsupportedError
 
 RANK = int(os.environ["RANK"])
 
@@ -91,7 +92,14 @@ def dtypes_differ():
 
 
 def shapes_differ_from_the_roots():
-    """The root waits for nobody; the end of its group does."""
+    """The root waits for nobody; the end of its group does. What it was refused before has ended nothing."""
+    if RANK == 1:
+        try:
+            dist.all_reduce(torch.ones(3, dtype=torch.int32), op=dist.ReduceOp.AVG)
+        except UnsupportedError:
+            pass
+        else:
+            raise AssertionError("integers have no average")
     dist.broadcast(torch.rand(3, 4 + RANK % 2), 1)
     dist.destroy_process_group()
 

@@ -3,7 +3,7 @@
 #include <iterator>
 
 #include "cli/bench/bench.h"
-#include "cli/lab/options.h"
+#include "cli/text/checks.h"
 #include "cli/text/units.h"
 
 namespace paceline::bench {
@@ -94,7 +94,7 @@ void declare(CLI::App& command, Options& o) {
                   "Operations per row and side (default: as fit into --seconds)")
       ->check(CLI::Range(1, 1'000'000));
   command.add_option("--seconds", o.seconds, "Time per row and side")
-      ->check(lab::number_from(0.01, 3600))
+      ->check(cli::number_from(0.01, 3600))
       ->capture_default_str();
   command.add_option("--turns", o.turns, "Blocks that each side's operations are divided into")
       ->check(CLI::Range(1, 1000))

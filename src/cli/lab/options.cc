@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "cli/text/checks.h"
 #include "cli/text/units.h"
 
 namespace paceline::lab {
@@ -50,14 +51,6 @@ std::string profiles_table() {
          "--scale 0.1 divides a profile's rates by ten.\n";
 }
 
-std::function<std::string(const std::string&)> number_from(double low, double high) {
-  return [low, high](const std::string& text) {
-    double number = 0;
-    const bool is_good = CLI::detail::lexical_cast(text, number) && number >= low && number <= high;
-    return is_good ? "" : fmt::format("{} is no number from {:g} to {:g}", text, low, high);
-  };
-}
-
 void Flags::declare(CLI::App& app) {
   app_ = &app;
   auto& o = options_;
@@ -69,7 +62,7 @@ void Flags::declare(CLI::App& app) {
   app.add_option("--loss", loss_, "packets lost on the way between two nodes: 0.1%");
   app.add_option("--profile", o.profile, "a cloud's link; --profiles lists them");
   app.add_option("--scale", o.scale, "multiply the profile's rates, to fit this machine")
-      ->check(number_from(1e-4, 10));
+      ->check(cli::number_from(1e-4, 10));
   app.add_option("--mtu", o.mtu, "of the links; 1500")->check(CLI::Range(576, 65535));
   app.add_option("--congestion", o.congestion, "TCP congestion control inside the lab; cubic");
   app.add_option("--json", o.json, "write the report to this file");

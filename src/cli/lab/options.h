@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -50,9 +49,6 @@ struct Options {
 
   [[nodiscard]] int ranks() const { return nodes * slots; }
 };
-
-/// A check for CLI11's options: CLI::Range lets "nan" through.
-std::function<std::string(const std::string&)> number_from(double low, double high);
 
 /// The command line's flags. Must outlive the parser that they were declared to.
 class Flags {
