@@ -414,8 +414,9 @@ Status Path::join_node() {
     if (places_[r].first == me_.node)
       ranks[static_cast<size_t>(places_[r].second)] = static_cast<int>(r);
   }
-  PACELINE_ASSIGN(node_group_, wire_.group(ranks));
-  PACELINE_ASSIGN(bring_group_, wire_.group(ranks));
+  for (auto& group : node_groups_) {
+    PACELINE_ASSIGN(group, wire_.group(ranks));
+  }
   NodeIds ids;
   if (me_.local_rank == 0) {
     PACELINE_ASSIGN(ids, Node::make_ids(*nccl_));
@@ -493,6 +494,10 @@ Status Path::warm_up_codecs() {
       e.state = out_state_;
       e.state_capacity = out_state_bytes_;
       PACELINE_RETURN_IF_ERROR(kernels_->encode(format, e, out_));
+      if (codec == WireCodec::kTopK) {
+        e.addends = {&data, 1};
+        PACELINE_RETURN_IF_ERROR(kernels_->encode(format, e, out_));
+      }
       device::cuda::CombineArguments c;
       c.encoded = {&slot.memory, 1};
       c.elements = kElements;
@@ -532,8 +537,7 @@ void Path::start() {
   o.flags = flags_;
   o.lanes = options_.lanes + 1;
   o.node = shape_.node;
-  o.node_group = node_group_;
-  o.bring_group = bring_group_;
+  o.node_groups = node_groups_;
   o.page = page_.get();
   o.local_rank = shape_.local_rank;
   o.peers = peers_;

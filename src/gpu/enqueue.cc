@@ -178,7 +178,12 @@ Status Path::add_in_node(Job& job) {
   PACELINE_CUDA_CALL(api_, stream_write_value32, out_, Flags::address(flags_.given()), sequence, 0);
   PACELINE_CUDA_CALL(api_, stream_wait_value32, out_, Flags::address(flags_.brought()), sequence,
                      cu::kWaitValueGeq);
-  const auto sources = copies_->sources(plan, job.data);
+  auto sources = copies_->sources(plan, job.data);
+  if (plan.request.format.codec == device::cuda::WireCodec::kTopK &&
+      sources.size() <= device::cuda::kMaxAddends + 1) {
+    job.parts = std::move(sources);  // the encoder adds them up as it reads them
+    return Status::ok();
+  }
   device::cuda::WireFormat exact;
   exact.dtype = plan.request.format.dtype;
   device::cuda::CombineArguments c;
@@ -307,6 +312,13 @@ device::cuda::EncodeArguments Path::cast_of(const Job& job, Span span, int node,
 Status Path::encode_part(Job& job, Span span, int node, cu::DevicePtr to) {
   const auto& plan = *job.operation->plan;
   auto e = cast_of(job, span, node, to);
+  std::vector<cu::DevicePtr> parts = job.parts;
+  for (auto& part : parts)
+    part += (span.first - plan.own.first) * dtype_size(plan.request.format.dtype);
+  if (!parts.empty()) {
+    e.gradient = parts.front();
+    e.addends = std::span(parts).subspan(1);
+  }
   e.state = out_state_;
   e.state_capacity = out_state_bytes_;
   e.report = job.report;

@@ -5,6 +5,7 @@
 // and names of who is late, are those of the meeting that is under way over the wire all the same.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@ class NodePage {
   static constexpr size_t kTicketBytes = 32;
   /// What they meet for: gradients that they have given to each other, results that are in place.
   enum class For : uint8_t { kGiven, kInPlace };
+  static constexpr std::array kAll{For::kGiven, For::kInPlace};
 
   /// By one rank of the node. kResourceExhausted: no shared memory, with the fix.
   static Result<NodePage> make(int ranks);

@@ -3,8 +3,8 @@
 // Per operation, on its streams (see path_plan.h for the steps):
 //
 //   out    after the caller's stream: the node's other ranks get their shards by copies; when the node has met for that
-//          (given and brought flags) this rank's are added up (small shards, or where copies can't be: NCCL's
-//          reduce-scatter); per piece: encode into a slot of a small ring
+//          (given and brought flags) this rank's are added up, by top-k's encoder as it reads them (small shards, or
+//          where copies can't be: NCCL's reduce-scatter); per piece: encode into a slot of a small ring
 //   copy   per piece: encoding → pinned memory, then the out flag
 //   watch  waits for every flag that the host sets, one after the other; the streams that go on then wait for events.
 //          Only where the way in is enqueued ahead: with few hardware queues, or several GPUs a node among which NCCL
@@ -238,6 +238,8 @@ class Path {
     std::vector<uint32_t> in_flags,
         back_flags;  ///< [pieces] the lane's flags' values when it has come
     cu::DevicePtr report = 0;
+    /// What the node's ranks have of this rank's shard, by local rank, where the encoder adds it up; else empty.
+    std::vector<cu::DevicePtr> parts;
   };
 
   Path(const Drivers& drivers, paceline_comm* comm, const PathOptions& options);
@@ -408,12 +410,11 @@ class Path {
   std::vector<cu::Event> copied_;  ///< ring: a piece is in pinned memory
   size_t next_copied_ = 0;
   std::vector<OutSlot> out_slots_;
-  std::vector<Lane> lanes_;      ///< the last is the gather stream itself
-  cu::Event beside_ = nullptr;   ///< of `copied_`: the last copy on the out stream
-  uint32_t beside_flag_ = 0;     ///< the out flag's value then
-  uint32_t node_group_ = 0;      ///< of the wire
-  uint32_t bring_group_ = 0;     ///< the same ranks
-  std::vector<cu::Event> ends_;  ///< ring: operation s records ends_[s % size]
+  std::vector<Lane> lanes_;            ///< the last is the gather stream itself
+  cu::Event beside_ = nullptr;         ///< of `copied_`: the last copy on the out stream
+  uint32_t beside_flag_ = 0;           ///< the out flag's value then
+  ByMeeting<uint32_t> node_groups_{};  ///< of the wire: this node's ranks
+  std::vector<cu::Event> ends_;        ///< ring: operation s records ends_[s % size]
   std::vector<cu::Event>
       begins_;  ///< the same, on the caller's stream, where the way out is put on the streams later
   std::vector<cu::Event> outs_;  ///< the same for Job::all_out

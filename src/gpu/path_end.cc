@@ -84,7 +84,8 @@ Status Path::end_copies(bool orderly) {
   Status status;
   if (orderly) copies_->close();
   if (orderly && pump_) {
-    const auto met = wire_.meet(node_group_, "end of the copies in the node");
+    const auto met =
+        wire_.meet(node_groups_[NodePage::For::kInPlace], "end of the copies in the node");
     status = met ? wire_.wait(*met) : met.status();
   }
   if (!orderly || !status) copies_->leave();
@@ -116,7 +117,7 @@ Status Path::destroy() {
     if (pump_) pump_->stop();
     if (auto end = end_companions(pump_ && status); status) status = end;
     if (auto end = end_copies(idle && (status || !pump_)); status) status = end;
-    for (const auto group : {node_group_, bring_group_}) {
+    for (const auto group : node_groups_) {
       if (group != 0 && status) status = wire_.end_group(group);
     }
     if (node_ && status && idle) {

@@ -55,11 +55,10 @@ void Pump::pump() {
       return;
     }
     if (take_submitted()) meet();  // what has no pieces here has arrived
-    bool moved = given();
+    bool moved = has_streamed();
     moved |= post_receives();  // first: the others send when they have heard of them
     moved |= send_pieces();
     moved |= send_sums();
-    moved |= in_place();
     moved |= look_at_page();
     moved |= retire();
     hold(!operations_.empty());
@@ -83,8 +82,8 @@ bool Pump::take_submitted() {
     auto& o = inbox_.front();
     const auto& plan = *o->plan;
     o->pieces.resize(plan.pieces.size());
-    if (o->meets) to_meet_.push_back(o);
-    if (o->brings) to_bring_.push_back(o);
+    if (o->brings) meetings_[NodePage::For::kGiven].to_ask.push_back(o);
+    if (o->meets) meetings_[NodePage::For::kInPlace].to_ask.push_back(o);
     if (plan.hops == 2) {
       for (size_t i = 0; i < plan.pieces.size(); ++i)
         lanes_[static_cast<size_t>(plan.pieces[i].lane)].sums.emplace_back(o, i);
@@ -356,7 +355,8 @@ void Pump::idle(bool moved) {
     return;
   }
   // The ranks of a node are about as far, and what they wait for is a word in memory.
-  const bool awaits = awaits_node_ || awaits_parts_;
+  const bool awaits =
+      std::ranges::any_of(meetings_, [](const NodeMeeting& m) { return m.awaits.load(); });
   const Time hard = options_.page != nullptr && awaits ? kLookForNode : 0;
   const Time nap = nap_after(std::max<Time>(t - last_moved_ - hard, 0), kNap, kLongerNap);
   if (nap == 0)
@@ -447,13 +447,9 @@ void Pump::finish(const Ticket& ticket) {
     return;
   }
   if (ticket.kind == Kind::kMeeting) {
-    o.met = true;
-    pass_met();
-    return;
-  }
-  if (ticket.kind == Kind::kBringing) {
-    o.brought = true;
-    pass_brought();
+    const auto what = static_cast<NodePage::For>(ticket.piece);
+    o.met[what] = true;
+    pass(what);
     return;
   }
   auto& state = o.pieces[ticket.piece];

@@ -30,6 +30,7 @@
 #include "base/status.h"
 #include "gpu/deal.h"
 #include "gpu/flags.h"
+#include "gpu/node_meeting.h"
 #include "gpu/node_page.h"
 #include "gpu/path_plan.h"
 #include "gpu/wire.h"
@@ -66,8 +67,7 @@ struct Operation {
   int until_meeting = 0;  ///< pieces to arrive; one more while not all of this rank's are out
   int arrivals_left = 0;  ///< pieces (twice with two hops), the report, a meeting, the launch
   int sends_left = 0;
-  bool met = false;      ///< all ranks of the node have come to it
-  bool brought = false;  ///< all ranks of the node have given their parts
+  ByMeeting<bool> met{};  ///< all ranks of the node have come to it
 };
 
 class Pump {
@@ -77,9 +77,9 @@ class Pump {
     int lanes = 1;
     int node = 0;
     std::vector<int> peers;  ///< [nodes] the ranks of this local rank; peers[node] is this rank
-    uint32_t node_group =
-        0;  ///< of the first wire: the ranks of this node, where there are several
-    uint32_t bring_group = 0;  ///< the same ranks: these meetings and those come in no common order
+    /// Of the first wire: the ranks of this node, where there are several. For each kind of meeting one, as they come in
+    /// no common order.
+    ByMeeting<uint32_t> node_groups{};
     NodePage* page = nullptr;  ///< that they share, if they do
     int local_rank = 0;
     uint64_t least_slice = kLeastSlice;  ///< of a message that is cut; the same on all ranks
@@ -150,13 +150,13 @@ class Pump {
 
  private:
   using Shared = std::shared_ptr<Operation>;
-  enum class Kind : uint8_t { kSend, kIn, kBack, kReport, kMeeting, kBringing };
+  enum class Kind : uint8_t { kSend, kIn, kBack, kReport, kMeeting };
   /// What is under way on a wire.
   struct Ticket {
     Pump* pump = nullptr;
     const Wire* wire = nullptr;
     Shared operation;
-    size_t piece = 0;
+    size_t piece = 0;  ///< of a meeting: what for
     Kind kind = Kind::kSend;
     uint64_t bytes = 0;  ///< of a send
   };
@@ -178,11 +178,8 @@ class Pump {
   void all_are_out(Operation& o);
   bool send_sums();
   bool retire();
-  bool in_place();
+  bool has_streamed();
   bool look_at_page();
-  bool given();
-  void pass_brought();
-  void pass_met();
   void idle(bool moved);
   void watch_over();
   void watch();
@@ -205,7 +202,9 @@ class Pump {
   void advance(Lane& lane);
   void arrived(Operation& o);
   void meet();
-  bool meet_next();
+  bool ask_next(NodePage::For what);
+  [[nodiscard]] bool has_come(NodePage::For what, const Operation& o) const;
+  void pass(NodePage::For what);
   Status wait_until(const std::function<bool()>& there, double timeout_s, bool& finite);
 
   Options options_;
@@ -217,10 +216,7 @@ class Pump {
   mutable std::condition_variable arrived_turn_;  ///< for wait_arrival and the like
   std::deque<Shared> inbox_;
   std::vector<Lane> lanes_;
-  std::deque<Shared> to_meet_;   ///< in order: not yet asked for
-  std::deque<Shared> meets_;     ///< in order: asked for, not flagged
-  std::deque<Shared> to_bring_;  ///< the same for what is given first; the pump thread's alone
-  std::deque<Shared> brings_;
+  ByMeeting<NodeMeeting> meetings_;
   std::atomic<int> meeting_{0};  ///< calls of meet(): the first one in sees to all
   uint64_t submitted_ = 0, arrived_ = 0;
   uint64_t arrived_through_ = 0;                 ///< all operations up to this one have arrived
@@ -247,13 +243,9 @@ class Pump {
   size_t posting_ = 0, sending_ = 0;
   bool holding_ = false;  ///< the wires know that something is under way here
   int64_t last_moved_ = 0, last_look_ = 0;
-  uint32_t done_seen_ = 0;                 ///< the done flag
-  uint64_t page_seen_ = 0;                 ///< how far all ranks of the node were
-  uint64_t given_seen_ = 0;                ///< the same, of what they give first
-  std::atomic<uint64_t> to_leave_{0};      ///< bytes that wires were given to send
-  std::atomic<bool> come_{false};          ///< a piece has since the thread last looked
-  std::atomic<bool> awaits_node_{false};   ///< meets_ holds something
-  std::atomic<bool> awaits_parts_{false};  ///< brings_ does
+  uint32_t done_seen_ = 0, given_seen_ = 0;  ///< the done and the given flag
+  std::atomic<uint64_t> to_leave_{0};        ///< bytes that wires were given to send
+  std::atomic<bool> come_{false};            ///< a piece has since the thread last looked
 
   std::array<std::atomic<Time>, kOutTimes> out_at_{};
 

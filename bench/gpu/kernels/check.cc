@@ -27,20 +27,23 @@ struct Case {
   Kind kind;
   bool feedback, momentum, in_place;
   float scale;
+  uint32_t addends = 0;
 
   [[nodiscard]] std::string name() const {
     constexpr const char* kCodecs[] = {"exact", "fp16", "bf16", "top-k", "int8"};
     return fmt::format(
-        "{} of {} {} ({}){}{}{}{}", kCodecs[static_cast<int>(format.codec)], elements,
+        "{} of {} {} ({}){}{}{}{}{}", kCodecs[static_cast<int>(format.codec)], elements,
         paceline::dtype_name(format.dtype), kind_name(kind), feedback ? ", residual" : "",
         momentum ? ", momentum" : "", in_place ? ", in place" : "",
-        format.codec == WireCodec::kTopK && !format.fp16_values ? ", fp32 values" : "");
+        format.codec == WireCodec::kTopK && !format.fp16_values ? ", fp32 values" : "",
+        addends > 0 ? fmt::format(", {} addends", addends) : "");
   }
 };
 
 /// What an encode is given and what it leaves.
 struct Tensors {
   Bytes gradient, residual, velocity, next_residual, next_velocity, encoded;
+  std::vector<Bytes> addends;
   uint32_t report = 0;
 };
 
@@ -57,6 +60,8 @@ const T* view(const Bytes& bytes) {
 Tensors make_inputs(const Case& c, uint64_t seed) {
   Tensors t;
   t.gradient = make_input(c.format.dtype, c.elements, c.kind, seed);
+  for (uint32_t i = 0; i < c.addends; ++i)
+    t.addends.push_back(make_input(c.format.dtype, c.elements, c.kind, seed + 3 + i));
   if (c.feedback) t.residual = make_input(DType::kFloat32, c.elements, Kind::kNormal, seed + 1);
   if (c.momentum) t.velocity = make_input(DType::kFloat32, c.elements, Kind::kNormal, seed + 2);
   if (c.kind == Kind::kTies) {  // equal values stay equal: more than k of them
@@ -81,6 +86,9 @@ void run_reference(const Case& c, Tensors& t) {
   Bytes state(state_bytes(c.format, c.elements));
   EncodeArguments a = plain_arguments(c);
   a.gradient = address(t.gradient);
+  std::vector<DevicePtr> addends;
+  for (const Bytes& addend : t.addends) addends.push_back(address(addend));
+  a.addends = addends;
   if (c.feedback) a.residual = address(t.residual), a.next_residual = address(t.next_residual);
   if (c.momentum) a.velocity = address(t.velocity), a.next_velocity = address(t.next_velocity);
   a.encoded = address(t.encoded);
@@ -103,6 +111,13 @@ Memory run_device(const Gpu& gpu, const Kernels& kernels, const Case& c, Tensors
   report.fill(0);
   EncodeArguments a = plain_arguments(c);
   a.gradient = gradient.address();
+  std::vector<Memory> addends;
+  std::vector<DevicePtr> addresses;
+  for (const Bytes& addend : t.addends) {
+    addends.push_back(upload(addend));
+    addresses.push_back(addends.back().address());
+  }
+  a.addends = addresses;
   a.residual = residual.address();
   a.velocity = velocity.address();
   a.next_residual = c.in_place ? a.residual : next_residual.address();
@@ -211,7 +226,7 @@ class Checker {
     std::atomic<uint64_t> wrong = 0;
     in_parallel(c.elements, [&](uint64_t begin, uint64_t end) {
       for (uint64_t i = begin; i < end; ++i) {
-        const double g = widen(c.format.dtype, t.gradient, i);
+        const double g = gradient(c, t, i);
         const double r = c.feedback ? view<float>(t.residual)[i] : 0;
         const double exact = g * c.scale + r, d = view<float>(decoded)[i];
         if (std::isnan(d) || !std::isfinite(exact)) continue;
@@ -234,6 +249,15 @@ class Checker {
       expect(sent * 100 >= k * 95, c, fmt::format("{} entries of {}", sent, k));
   }
 
+  /// With what is added to it.
+  static float gradient(const Case& c, const Tensors& t, uint64_t i) {
+    float sum = widen(c.format.dtype, t.gradient, i);
+    if (t.addends.empty()) return sum;
+    for (const Bytes& addend : t.addends) sum += widen(c.format.dtype, addend, i);
+    if (c.format.dtype == DType::kFloat32) return sum;
+    return c.format.dtype == DType::kFloat16 ? Float16::widen(Float16::narrow(sum))
+                                             : BFloat16::widen(BFloat16::narrow(sum));
+  }
   static float widen(DType dtype, const Bytes& data, uint64_t i) {
     if (dtype == DType::kFloat32) return view<float>(data)[i];
     const uint16_t half = view<uint16_t>(data)[i];
@@ -280,8 +304,9 @@ void check_codec(Checker& checker, WireCodec codec, Extent extent) {
              ++variant) {
           ++turn;
           WireFormat format{codec, dtype, turn % 3 == 0 ? 0.001 : 0.01, variant != 2};
+          const uint32_t addends = codec == WireCodec::kTopK ? turn / 2 % 4 : 0;
           checker.run({format, elements, kind, lossy && variant != 1, variant == 3, turn % 2 == 0,
-                       turn % 5 == 0 ? 1.0F : 0.3F});
+                       turn % 5 == 0 ? 1.0F : 0.3F, addends});
         }
       }
     }
@@ -289,6 +314,9 @@ void check_codec(Checker& checker, WireCodec codec, Extent extent) {
   if (extent == Extent::kFull)
     checker.run(
         {{codec, DType::kFloat32, 0.01}, 100000000, Kind::kNormal, lossy, false, true, 0.5F});
+  if (extent == Extent::kFull && codec == WireCodec::kTopK)
+    checker.run(
+        {{codec, DType::kFloat32, 0.01}, 100000000, Kind::kNormal, true, false, true, 0.5F, 1});
 }
 
 }  // namespace

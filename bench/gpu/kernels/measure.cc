@@ -144,18 +144,23 @@ class Bench {
 
   /// Scale jumps tenfold from call to call; the residual goes on from one to the next.
   void top_k_row(const std::string& name, const WireFormat& format, uint64_t elements,
-                 bool momentum) {
+                 bool momentum, uint32_t addends = 0) {
     static constexpr float kScales[] = {1, 10, 1, 0.1F, 1, 10, 100, 10};
     const TopKLayout layout = top_k_layout(format, elements);
     const double streams = momentum ? 16 : 8;
-    const double bytes = static_cast<double>(elements) * (dtype_size(format.dtype) + streams) +
-                         encoded_bytes(format, elements);
+    const double gradients = dtype_size(format.dtype) * (1.0 + addends);
+    const double bytes =
+        static_cast<double>(elements) * (gradients + streams) + encoded_bytes(format, elements);
     std::vector<double> counts;
     for (const Memory& memory : residuals_) memory.fill(0);
     for (const Memory& memory : velocities_) memory.fill(0);
     const auto encode = [&](int i) {
       EncodeArguments a = arguments(format.dtype, elements, i);
       a.scale = kScales[static_cast<unsigned>(i) % 8];
+      std::vector<DevicePtr> others;
+      for (uint32_t other = 1; other <= addends; ++other)
+        others.push_back(gradients_[(i + other) % kSets].address());
+      a.addends = others;
       a.residual = residuals_[i % kSets].address();
       a.next_residual = residuals_[(i + 1) % kSets].address();
       if (momentum) {
@@ -187,6 +192,7 @@ class Bench {
     combine_rows("combine top-k 0.1 %", {WireCodec::kTopK, DType::kFloat32, 0.001}, elements);
     top_k_row("top-k 1 %, bf16 gradient", {WireCodec::kTopK, DType::kBFloat16}, elements, false);
     top_k_row("top-k 1 %, momentum", format, elements, true);
+    top_k_row("top-k 1 % of two gradients' sum", format, elements, false, 1);
     top_k_parts(elements);
   }
 

@@ -38,6 +38,7 @@ struct WireFormat {
 
 inline constexpr uint64_t kMaxElements = uint64_t{1} << 31;  ///< of one piece
 inline constexpr uint32_t kMaxSources = 256;                 ///< encodings added by one combine
+inline constexpr uint32_t kMaxAddends = 15;                  ///< gradients added by one encode
 
 /// Bytes that the encoding of `elements` takes on the wire: fixed by the format, a multiple of 16. layout.h draws it.
 [[nodiscard]] uint64_t encoded_bytes(const WireFormat& format, uint64_t elements);
@@ -54,8 +55,11 @@ inline constexpr uint32_t kReportRows = 8;       ///< more rows than the capacit
 
 struct EncodeArguments {
   drivers::cuda::DevicePtr gradient = 0;  ///< `elements` of format.dtype, aligned to 16 bytes
-  uint64_t elements = 0;                  ///< at most kMaxElements
-  float scale = 1;  ///< multiplied in before encoding (1 / ranks for an average)
+  /// top-k: more gradients of that kind, read in the same pass. `gradient` below is then gradient + addends[0] + …, in
+  /// float32, rounded to the dtype once: what combine makes of them as kExact.
+  std::span<const drivers::cuda::DevicePtr> addends;
+  uint64_t elements = 0;  ///< at most kMaxElements
+  float scale = 1;        ///< multiplied in before encoding (1 / ranks for an average)
   drivers::cuda::DevicePtr residual = 0;  ///< float32; top-k and int8 (0: no error feedback)
   drivers::cuda::DevicePtr next_residual =
       0;                                  ///< where the new residual goes; may equal `residual`

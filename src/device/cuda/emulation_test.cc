@@ -195,15 +195,22 @@ Buffer input(DType dtype, uint64_t elements, Kind kind, uint32_t seed) {
 
 /// One encode and one combine of three encodings, on the emulated device and by the reference.
 void check(const WireFormat& format, uint64_t elements, Kind kind, bool feedback, bool momentum,
-           bool in_place, uint32_t seed) {
+           bool in_place, uint32_t seed, uint32_t addends = 0) {
   SCOPED_TRACE(testing::Message() << "codec " << static_cast<int>(format.codec) << ' '
                                   << dtype_name(format.dtype) << " × " << elements << ", kind "
-                                  << static_cast<int>(kind) << ", seed " << seed);
+                                  << static_cast<int>(kind) << ", seed " << seed << ", " << addends
+                                  << " addends");
   EmulatedDevice device(seed);
   std::vector<Buffer> kept;
   std::vector<DevicePtr> sources[2];
   for (uint32_t node = 0; node < 3; ++node) {
     const Buffer gradient = input(format.dtype, elements, kind, seed + node);
+    std::vector<Buffer> added;
+    std::vector<DevicePtr> addend_addresses;
+    for (uint32_t i = 0; i < addends; ++i) {
+      added.push_back(input(format.dtype, elements, kind, seed + 100 * (i + 1) + node));
+      addend_addresses.push_back(added.back().address());
+    }
     std::vector<Buffer> encodings, residuals, velocities;
     uint32_t reports[2] = {0, 0};
     for (int side = 0; side < 2; ++side) {
@@ -217,6 +224,7 @@ void check(const WireFormat& format, uint64_t elements, Kind kind, bool feedback
       Buffer encoded(encoded_bytes(format, elements)), state(state_bytes(format, elements));
       EncodeArguments a;
       a.gradient = gradient.address();
+      a.addends = addend_addresses;
       a.elements = elements;
       a.scale = 0.3F;
       if (feedback) {
@@ -300,6 +308,9 @@ TEST_F(Emulated, TopK) {
         const DType dtype = seed % 4 == 0 ? DType::kFloat16 : DType::kFloat32;
         check({WireCodec::kTopK, dtype, 0.01, seed % 3 != 0}, elements, kind,
               momentum || seed % 5 != 0, momentum, seed / 2 % 2 == 0, seed);
+        for (const DType type : {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
+          check({WireCodec::kTopK, type, 0.01, seed % 3 == 0}, elements, kind,
+                momentum || seed % 5 == 0, momentum, seed % 2 == 0, seed, 1 + seed % 3);
       }
   check({WireCodec::kTopK, DType::kFloat32, 0.5}, 9000, Kind::kNormal, true, false, true, ++seed);
 }

@@ -129,6 +129,8 @@ Status encode_top_k(Launcher& launcher, const WireFormat& format, const EncodeAr
   k.scale = a.scale;
   k.momentum = a.momentum;
   k.fp16_values = format.fp16_values ? 1 : 0;
+  k.addend_count = static_cast<uint32_t>(a.addends.size());
+  std::copy(a.addends.begin(), a.addends.end(), k.addends);
   plan_sample(k);
   PACELINE_RETURN_IF_ERROR(launcher.clear(a.state, scratch.counts));
   const uint32_t sampling = grid(uint64_t{k.sample_chunks} * kSampleChunk, 4 * kSampleThreads,
@@ -137,7 +139,10 @@ Status encode_top_k(Launcher& launcher, const WireFormat& format, const EncodeAr
                                            sampling, kSampleThreads, &k));
   PACELINE_RETURN_IF_ERROR(launcher.launch(of_dtype(KernelId::topk_fine_f32, format.dtype),
                                            sampling, kSampleThreads, &k));
-  const KernelId select = a.velocity != 0 ? KernelId::topk_momentum_f32 : KernelId::topk_select_f32;
+  const bool sums = k.addend_count > 0;
+  const KernelId plain = sums ? KernelId::topk_select_sum_f32 : KernelId::topk_select_f32;
+  const KernelId corrected = sums ? KernelId::topk_momentum_sum_f32 : KernelId::topk_momentum_f32;
+  const KernelId select = a.velocity != 0 ? corrected : plain;
   PACELINE_RETURN_IF_ERROR(
       launcher.launch(of_dtype(select, format.dtype), k.tiles, kTopKThreads, &k));
   return launcher.launch(of_dtype(KernelId::topk_gather_f32, format.dtype),
@@ -200,7 +205,14 @@ Status check_encode(const WireFormat& format, const EncodeArguments& a) {
   const bool feedback = a.residual != 0 && (top_k || format.codec == WireCodec::kInt8);
   PACELINE_RETURN_IF_ERROR(check_aligned(a.residual, "residual", false));
   PACELINE_RETURN_IF_ERROR(check_aligned(a.next_residual, "next_residual", feedback));
+  if (!top_k && !a.addends.empty())
+    return invalid("device codec: only top-k adds gradients up: combine them first");
   if (!top_k) return Status::ok();
+  if (a.addends.size() > kMaxAddends)
+    return invalid(fmt::format("device codec: {} gradients to add, at most {}: combine them first",
+                               a.addends.size(), kMaxAddends));
+  for (const DevicePtr addend : a.addends)
+    PACELINE_RETURN_IF_ERROR(check_aligned(addend, "an addend", true));
   PACELINE_RETURN_IF_ERROR(check_aligned(a.velocity, "velocity", a.momentum != 0));
   PACELINE_RETURN_IF_ERROR(check_aligned(a.next_velocity, "next_velocity", a.velocity != 0));
   if (a.velocity != 0 && a.residual == 0)

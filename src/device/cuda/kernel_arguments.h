@@ -15,6 +15,7 @@
 namespace paceline::device::cuda {
 
 inline constexpr uint32_t kSourceLimit = 256;
+inline constexpr uint32_t kAddendLimit = 15;
 
 /// Elements whose entries lie together in a top-k encoding; their offsets fit 16 bits.
 inline constexpr uint32_t kTopKTile = 4096;
@@ -98,6 +99,8 @@ struct TopK {
   uint32_t fp16_values;
   uint32_t sample_chunks, sample_step;  ///< one chunk in every `sample_step` chunks
   uint32_t sample_rank;                 ///< the threshold is the sample's so many-th largest
+  uint32_t addend_count;
+  Address addends[kAddendLimit];  ///< added to the gradient first
 };
 
 struct TopKCombine {
@@ -188,9 +191,15 @@ PACELINE_ON_BOTH constexpr uint32_t sampled_chunk(uint32_t index, uint32_t step)
   X(topk_select_f32, TopK)         \
   X(topk_select_f16, TopK)         \
   X(topk_select_bf16, TopK)        \
+  X(topk_select_sum_f32, TopK)     \
+  X(topk_select_sum_f16, TopK)     \
+  X(topk_select_sum_bf16, TopK)    \
   X(topk_momentum_f32, TopK)       \
   X(topk_momentum_f16, TopK)       \
   X(topk_momentum_bf16, TopK)      \
+  X(topk_momentum_sum_f32, TopK)   \
+  X(topk_momentum_sum_f16, TopK)   \
+  X(topk_momentum_sum_bf16, TopK)  \
   X(topk_gather_f32, TopK)         \
   X(topk_gather_f16, TopK)         \
   X(topk_gather_bf16, TopK)        \

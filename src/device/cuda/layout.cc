@@ -14,6 +14,7 @@ constexpr uint64_t parts(uint64_t elements, uint64_t each) { return (elements + 
 }  // namespace
 
 static_assert(kMaxSources == kSourceLimit);
+static_assert(kMaxAddends == kAddendLimit);
 
 DType dense_wire_dtype(const WireFormat& format) {
   if (format.codec == WireCodec::kFp16) return DType::kFloat16;

@@ -271,6 +271,33 @@ TEST(TopK, TiesAndZerosNeitherStarveNorOverflow) {
   expect_identity(zeros);
 }
 
+TEST(TopK, AddsGradientsUpAsCombineDoes) {
+  for (const DType dtype : kDtypes) {
+    for (const uint64_t elements : kSizes) {
+      std::vector<Buffer> gradients;
+      std::vector<drivers::cuda::DevicePtr> sources;
+      for (uint32_t i = 0; i < 1 + elements % 5; ++i) {
+        gradients.push_back(normal(dtype, elements, i == 2 ? 100 : 1, 40 + i));
+        sources.push_back(gradients.back().address());
+      }
+      Piece summed(top_k(0.01, elements % 2 == 0, dtype), Buffer(elements * dtype_size(dtype)),
+                   elements);
+      CombineArguments sum;
+      sum.encoded = sources;
+      sum.elements = elements;
+      sum.output = summed.gradient.address();
+      ASSERT_TRUE(reference::combine({WireCodec::kExact, dtype}, sum).is_ok());
+      ASSERT_TRUE(summed.encode().is_ok());
+      Piece together(summed.format, Buffer(gradients[0].copy<std::byte>()), elements);
+      EncodeArguments a = together.arguments();
+      a.addends = std::span(sources).subspan(1);
+      ASSERT_TRUE(reference::encode(together.format, a).is_ok());
+      EXPECT_EQ(together.encoded.copy<uint16_t>(), summed.encoded.copy<uint16_t>());
+      EXPECT_EQ(together.next.copy<uint32_t>(), summed.next.copy<uint32_t>());
+    }
+  }
+}
+
 TEST(TopK, MomentumIsCorrectedAndMasked) {
   const uint64_t elements = 20000;
   Piece piece(top_k(0.05), normal(DType::kFloat32, elements, 1, 41), elements);
@@ -421,6 +448,15 @@ TEST(Codecs, BadArgumentsAreNamed) {
   has(message([](F&, A& a) { a.state = 0; }), "state is missing");
   has(message([](F&, A& a) { --a.state_capacity; }), "state of");
   has(message([](F&, A& a) { a.elements = kMaxElements + 1; }), "cut it");
+  const std::vector<drivers::cuda::DevicePtr> many(kMaxAddends + 1, piece.gradient.address());
+  const std::vector<drivers::cuda::DevicePtr> odd(1, piece.gradient.address() + 2);
+  has(message([&](F&, A& a) { a.addends = many; }), "16 gradients to add");
+  has(message([&](F&, A& a) { a.addends = odd; }), "an addend");
+  has(message([&](F& f, A& a) {
+        f.codec = WireCodec::kFp16;
+        a.addends = std::span(many).first(1);
+      }),
+      "only top-k adds");
   CombineArguments none;
   EXPECT_EQ(reference::combine(piece.format, none).code(), Code::kInvalidArgument);
 }

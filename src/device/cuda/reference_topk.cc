@@ -14,9 +14,18 @@ struct Fresh {
   float velocity;  ///< the new one
 };
 
+/// What is added to it included.
+template <class From>
+float gradient(const TopK& k, uint64_t i) {
+  using Bits = typename From::Bits;
+  float sum = From::widen(at<const Bits>(k.gradient)[i]);
+  for (uint32_t a = 0; a < k.addend_count; ++a) sum += From::widen(at<const Bits>(k.addends[a])[i]);
+  return k.addend_count == 0 ? sum : From::widen(From::narrow(sum));
+}
+
 template <class From>
 Fresh fresh(const TopK& k, uint64_t i) {
-  const float g = From::widen(at<const typename From::Bits>(k.gradient)[i]);
+  const float g = gradient<From>(k, i);
   const float r = k.residual != 0 ? at<const float>(k.residual)[i] : 0.0F;
   if (k.velocity == 0) return {std::fma(g, k.scale, r), 0.0F};
   const float scaled = g * k.scale;

@@ -136,11 +136,19 @@ __device__ void combine(const TopKCombine& c) {
   }                                                                                \
   extern "C" __global__ void __launch_bounds__(kTopKThreads, 4)                    \
       paceline_topk_select_##name(const __grid_constant__ TopK argument) {         \
-    select<Number, false>(argument);                                               \
+    select<Number, false, false>(argument);                                        \
+  }                                                                                \
+  extern "C" __global__ void __launch_bounds__(kTopKThreads, 3)                    \
+      paceline_topk_select_sum_##name(const __grid_constant__ TopK argument) {     \
+    select<Number, false, true>(argument);                                         \
   }                                                                                \
   extern "C" __global__ void __launch_bounds__(kTopKThreads, 3)                    \
       paceline_topk_momentum_##name(const __grid_constant__ TopK argument) {       \
-    select<Number, true>(argument);                                                \
+    select<Number, true, false>(argument);                                         \
+  }                                                                                \
+  extern "C" __global__ void __launch_bounds__(kTopKThreads, 2)                    \
+      paceline_topk_momentum_sum_##name(const __grid_constant__ TopK argument) {   \
+    select<Number, true, true>(argument);                                          \
   }                                                                                \
   extern "C" __global__ void __launch_bounds__(kGatherThreads)                     \
       paceline_topk_gather_##name(const __grid_constant__ TopK argument) {         \

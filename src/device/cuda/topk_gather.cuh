@@ -103,9 +103,7 @@ __device__ void find_entries(const TopK& k, const Standing& my, const Unit& unit
     const uint64_t i = uint64_t{my.tile} * kTopKTile + offset;
     float v = 0;
     if (i < k.elements)
-      v = k.residual != 0
-              ? next[i]
-              : __fmaf_rn(From::widen(at<const typename From::Bits>(k.gradient)[i]), k.scale, 0.0F);
+      v = k.residual != 0 ? next[i] : __fmaf_rn(gradient_at<From>(k, i), k.scale, 0.0F);
     const bool sent = magnitude_bits(v) >= threshold;
     const uint32_t lanes = __ballot_sync(kAllLanes, sent);
     __shared__ uint32_t in_warps[kGatherThreads / 32];

@@ -5,15 +5,20 @@
 
 namespace paceline::device::cuda {
 
+/// Whether the end does not lie among the four from `begin` on.
+__device__ inline bool whole(const TopK& k, uint32_t begin) {
+  return uint64_t{begin} + 4 <= k.elements;
+}
+
 /// Calls visit(|v|'s bits) for the thread's samples, `kBatch` × 4 of them under way at a time.
-template <class From, bool kMomentum, int kBatch, class Visit>
+template <class From, bool kMomentum, bool kSum, int kBatch, class Visit>
 __device__ void visit_samples(const TopK& k, Visit visit) {
   constexpr uint32_t kUnits = kSampleChunk / 4;
   const uint32_t units = k.sample_chunks * kUnits;
   const uint32_t stride = gridDim.x * kSampleThreads;
   for (uint32_t first = blockIdx.x * kSampleThreads + threadIdx.x; first < units;
        first += kBatch * stride) {
-    Fresh<From, kMomentum> fresh[kBatch];
+    Fresh<From, kMomentum, kSum> fresh[kBatch];
     uint32_t begin[kBatch];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
@@ -21,10 +26,17 @@ __device__ void visit_samples(const TopK& k, Visit visit) {
       begin[b] = unit < units ? sampled_chunk(unit / kUnits, k.sample_step) * kSampleChunk +
                                     unit % kUnits * 4
                               : 0xFFFFFFF0U;
-      if (uint64_t{begin[b]} + 4 <= k.elements)
-        fresh[b].load(k, begin[b]);
+      if (whole(k, begin[b]))
+        fresh[b].template load<true>(k, begin[b]);
       else
-        fresh[b].load_some(k, begin[b]);
+        fresh[b].template load<false>(k, begin[b]);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (whole(k, begin[b]))
+        fresh[b].template add<true>(k, begin[b]);
+      else
+        fresh[b].template add<false>(k, begin[b]);
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b)
@@ -34,12 +46,17 @@ __device__ void visit_samples(const TopK& k, Visit visit) {
   }
 }
 
+/// As many under way as registers hold.
 template <class From, class Visit>
 __device__ void each_sample(const TopK& k, Visit visit) {
-  if (k.velocity != 0)
-    visit_samples<From, true, 2>(k, visit);
+  if (k.addend_count != 0 && k.velocity != 0)
+    visit_samples<From, true, true, 1>(k, visit);
+  else if (k.addend_count != 0)
+    visit_samples<From, false, true, 1>(k, visit);
+  else if (k.velocity != 0)
+    visit_samples<From, true, false, 2>(k, visit);
   else
-    visit_samples<From, false, 4>(k, visit);
+    visit_samples<From, false, false, 4>(k, visit);
 }
 
 /// The sum over the lanes up to this one.

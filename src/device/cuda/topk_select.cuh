@@ -47,7 +47,7 @@ struct Collected {
 };
 
 /// A thread's share of a tile, from its inputs to what stays behind.
-template <class From, bool kMomentum, bool kWhole>
+template <class From, bool kMomentum, bool kSum, bool kWhole>
 struct Share {
   const TopK& k;
   uint64_t begin;  ///< of its elements in the tensor
@@ -57,14 +57,11 @@ struct Share {
   uint32_t largest = 0;  ///< of |v|'s bits
 
   __device__ Share(const TopK& argument, uint64_t first) : k(argument), begin(first) {
-    Fresh<From, kMomentum> fresh[kTurns];
+    Fresh<From, kMomentum, kSum> fresh[kTurns];
 #pragma unroll
-    for (int r = 0; r < kTurns; ++r) {
-      if (kWhole)
-        fresh[r].load(k, begin + r * 128);
-      else
-        fresh[r].load_some(k, begin + r * 128);
-    }
+    for (int r = 0; r < kTurns; ++r) fresh[r].template load<kWhole>(k, begin + r * 128);
+#pragma unroll
+    for (int r = 0; r < kTurns; ++r) fresh[r].template add<kWhole>(k, begin + r * 128);
     const uint32_t threshold = at<const TopKState>(k.state)->threshold;
 #pragma unroll
     for (int r = 0; r < kTurns; ++r)
@@ -156,11 +153,11 @@ __device__ inline void send(const TopK& k, uint32_t tile, uint32_t count, const 
   }
 }
 
-template <class From, bool kMomentum, bool kWhole>
+template <class From, bool kMomentum, bool kSum, bool kWhole>
 __device__ void select_tile(const TopK& k, Collected& entries) {
   __shared__ uint32_t warp_counts[kWarps], warp_largest[kWarps];
   const uint32_t tile = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  Share<From, kMomentum, kWhole> share(
+  Share<From, kMomentum, kSum, kWhole> share(
       k, uint64_t{tile} * kTopKTile + warp * (kTopKTile / kWarps) + lane * 4);
 
   const Places places(share.mask);
@@ -193,13 +190,13 @@ __device__ void select_tile(const TopK& k, Collected& entries) {
   send(k, tile, total, Unit(largest >> 23), entries);
 }
 
-template <class From, bool kMomentum>
+template <class From, bool kMomentum, bool kSum>
 __device__ void select(const TopK& k) {
   __shared__ Collected entries;
   if ((uint64_t{blockIdx.x} + 1) * kTopKTile <= k.elements)
-    select_tile<From, kMomentum, true>(k, entries);
+    select_tile<From, kMomentum, kSum, true>(k, entries);
   else
-    select_tile<From, kMomentum, false>(k, entries);
+    select_tile<From, kMomentum, kSum, false>(k, entries);
 }
 
 }  // namespace paceline::device::cuda

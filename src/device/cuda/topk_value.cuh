@@ -5,30 +5,63 @@
 
 namespace paceline::device::cuda {
 
-/// Four neighbours of each input. Loads first, arithmetic later: several are under way at a time. What lies beyond the
-/// end counts as zero.
-template <class From, bool kMomentum>
-struct Fresh {
-  Pack<typename From::Bits, 4> gradient;
-  Pack<float, 4> residual, velocity;
-
-  __device__ void load(const TopK& k, uint64_t begin) {
-    gradient =
-        Pack<typename From::Bits, 4>::load(at<const typename From::Bits>(k.gradient) + begin);
-    residual.quad = make_uint4(0, 0, 0, 0);
-    if (k.residual != 0) residual = Pack<float, 4>::load(at<const float>(k.residual) + begin);
-    if (kMomentum) velocity = Pack<float, 4>::load(at<const float>(k.velocity) + begin);
-  }
-  /// Where the end may lie among the four.
-  __device__ void load_some(const TopK& k, uint64_t begin) {
+/// Four neighbours of a tensor.
+template <class T, bool kWhole>
+__device__ Pack<T, 4> four(const TopK& k, Address tensor, uint64_t begin) {
+  if constexpr (kWhole) {
+    return Pack<T, 4>::load(at<const T>(tensor) + begin);
+  } else {
+    Pack<T, 4> pack;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const uint64_t i = begin + e;
-      const bool inside = i < k.elements;
-      gradient.of[e] =
-          inside ? at<const typename From::Bits>(k.gradient)[i] : typename From::Bits{0};
-      residual.of[e] = inside && k.residual != 0 ? at<const float>(k.residual)[i] : 0.0F;
-      if (kMomentum) velocity.of[e] = inside ? at<const float>(k.velocity)[i] : 0.0F;
+      pack.of[e] = i < k.elements ? at<const T>(tensor)[i] : T{0};
+    }
+    return pack;
+  }
+}
+
+/// The gradient at one element, what is added to it included.
+template <class From>
+__device__ float gradient_at(const TopK& k, uint64_t i) {
+  using Bits = typename From::Bits;
+  float sum = From::widen(at<const Bits>(k.gradient)[i]);
+  for (uint32_t a = 0; a < k.addend_count; ++a)
+    sum = __fadd_rn(sum, From::widen(at<const Bits>(k.addends[a])[i]));
+  return k.addend_count == 0 ? sum : From::widen(From::narrow(sum));
+}
+
+/// Four neighbours of each input. Loads first, arithmetic later: several are under way at a time. kSum: others are added to
+/// the gradient; kWhole: the end does not lie among the four. What lies beyond it counts as zero.
+template <class From, bool kMomentum, bool kSum>
+struct Fresh {
+  using Bits = typename From::Bits;
+  Pack<Bits, 4> gradient, addend;
+  Pack<float, 4> residual, velocity;
+
+  template <bool kWhole>
+  __device__ void load(const TopK& k, uint64_t begin) {
+    gradient = four<Bits, kWhole>(k, k.gradient, begin);
+    if constexpr (kSum) addend = four<Bits, kWhole>(k, k.addends[0], begin);
+    residual.quad = make_uint4(0, 0, 0, 0);
+    if (k.residual != 0) residual = four<float, kWhole>(k, k.residual, begin);
+    if constexpr (kMomentum) velocity = four<float, kWhole>(k, k.velocity, begin);
+  }
+  /// After load(): gradient becomes the sum.
+  template <bool kWhole>
+  __device__ void add(const TopK& k, uint64_t begin) {
+    if constexpr (kSum) {
+      float sum[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        sum[e] = __fadd_rn(From::widen(gradient.of[e]), From::widen(addend.of[e]));
+      for (uint32_t a = 1; a < k.addend_count; ++a) {
+        addend = four<Bits, kWhole>(k, k.addends[a], begin);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[e] = __fadd_rn(sum[e], From::widen(addend.of[e]));
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) gradient.of[e] = From::narrow(sum[e]);
     }
   }
   /// velocity' = momentum · velocity + gradient · scale
