@@ -17,6 +17,10 @@ void unwrap(void** arguments) {
   kRun(*static_cast<const Argument*>(arguments[0]));
 }
 
+#define PACELINE_BY_DTYPE(argument, kernel)                             \
+  unwrap<argument, kernel<Float32>>, unwrap<argument, kernel<Float16>>, \
+      unwrap<argument, kernel<BFloat16>>
+
 /// In the order of KernelId.
 constexpr std::array<KernelFunction, kKernelCount> kFunctions = {
     unwrap<DenseEncode, encode_dense<Float32, Float32>>,
@@ -33,36 +37,18 @@ constexpr std::array<KernelFunction, kKernelCount> kFunctions = {
     unwrap<DenseCombine, combine_dense<BFloat16, Float16>>,
     unwrap<DenseCombine, combine_dense<Float16, BFloat16>>,
     unwrap<DenseCombine, combine_dense<BFloat16, BFloat16>>,
-    unwrap<Int8Encode, encode_int8<Float32>>,
-    unwrap<Int8Encode, encode_int8<Float16>>,
-    unwrap<Int8Encode, encode_int8<BFloat16>>,
-    unwrap<Int8Combine, combine_int8<Float32>>,
-    unwrap<Int8Combine, combine_int8<Float16>>,
-    unwrap<Int8Combine, combine_int8<BFloat16>>,
-    unwrap<TopK, sample_coarse<Float32>>,
-    unwrap<TopK, sample_coarse<Float16>>,
-    unwrap<TopK, sample_coarse<BFloat16>>,
-    unwrap<TopK, sample_fine<Float32>>,
-    unwrap<TopK, sample_fine<Float16>>,
-    unwrap<TopK, sample_fine<BFloat16>>,
-    unwrap<TopK, select_top_k<Float32>>,
-    unwrap<TopK, select_top_k<Float16>>,
-    unwrap<TopK, select_top_k<BFloat16>>,
-    unwrap<TopK, select_top_k<Float32>>,
-    unwrap<TopK, select_top_k<Float16>>,
-    unwrap<TopK, select_top_k<BFloat16>>,
-    unwrap<TopK, select_top_k<Float32>>,
-    unwrap<TopK, select_top_k<Float16>>,
-    unwrap<TopK, select_top_k<BFloat16>>,
-    unwrap<TopK, select_top_k<Float32>>,
-    unwrap<TopK, select_top_k<Float16>>,
-    unwrap<TopK, select_top_k<BFloat16>>,
+    PACELINE_BY_DTYPE(Int8Encode, encode_int8),
+    PACELINE_BY_DTYPE(Int8Combine, combine_int8),
+    PACELINE_BY_DTYPE(TopK, sample_coarse),
+    PACELINE_BY_DTYPE(TopK, sample_fine),
+    PACELINE_BY_DTYPE(TopK, select_top_k),
+    PACELINE_BY_DTYPE(TopK, select_top_k),
+    PACELINE_BY_DTYPE(TopK, select_top_k),
+    PACELINE_BY_DTYPE(TopK, select_top_k),
     unwrap<TopK, gather_top_k>,
     unwrap<TopK, gather_top_k>,
     unwrap<TopK, gather_top_k>,
-    unwrap<TopKCombine, combine_top_k<Float32>>,
-    unwrap<TopKCombine, combine_top_k<Float16>>,
-    unwrap<TopKCombine, combine_top_k<BFloat16>>,
+    PACELINE_BY_DTYPE(TopKCombine, combine_top_k),
     unwrap<RowsEncode, flag_rows<uint32_t>>,
     unwrap<RowsEncode, flag_rows<uint16_t>>,
     unwrap<RowsEncode, list_rows>,
@@ -80,6 +66,8 @@ constexpr std::array<KernelFunction, kKernelCount> kFunctions = {
     unwrap<RowsCombine, combine_rows<BFloat16, Float32>>,
     unwrap<CopySegments, copy_segments>,
 };
+
+#undef PACELINE_BY_DTYPE
 
 constexpr std::array<NamedKernel, kKernelCount> named() {
   std::array<NamedKernel, kKernelCount> all{};
