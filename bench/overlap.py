@@ -6,9 +6,9 @@
     python bench/overlap.py --json build/overlap.json
 
 Each rate is one `paceline lab` launch: links are calibrated, then all paths run in turn in the same processes, each a
-DDP wrapper over its own copy of the demo's model (10.6 M parameters); medians of the rounds count. A stretch of steps
-begins and ends with nothing under way, so the paths with overlap are charged for their last gradients too. Those called
-unordered send their buckets as they come: what the order is worth.
+DDP wrapper over its own copy of the demo's model at half its depth (10.6 M parameters); medians of the rounds count. A
+stretch of steps begins and ends with nothing under way, so the paths with overlap are charged for their last gradients
+too. Those called unordered send their buckets as they come: what the order is worth.
 
 Floors: without a barrier max(compute, W / line); with one, the maximum over buckets of the time at which the bucket is
 ready plus what is left to send from there on, plus the optimizer. W: bytes on a node's link; line: 95 % of the rate;
@@ -32,6 +32,7 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tools" / "demo"), str(ROOT / "
 
 from train_floor import TCP_SHARE, floor_seconds, floor_without_barrier, link_bytes  # noqa: E402
 
+_DEPTH = 10  # of the demo's model
 _WARM_UP = 30  # the order of buckets is worked out and tried before
 
 
@@ -52,7 +53,7 @@ class Path_:
         if name == "ddp":
             os.environ["PACELINE_DISABLE"] = "1"
         self.model = DistributedDataParallel(
-            train.build_model(), process_group=dist.new_group(), gradient_as_bucket_view=True
+            train.build_model(depth=_DEPTH), process_group=dist.new_group(), gradient_as_bucket_view=True
         )
         os.environ.pop("PACELINE_DISABLE", None)
         self.optimizer = train.build_optimizer(self.model)
