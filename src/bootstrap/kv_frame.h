@@ -1,11 +1,11 @@
 // The wire format between our key-value server and its clients, and its parser.
 //
-//   server → client   kChallenge  nonce[32]
-//   client → server   kProof      nonce[32] mac[32]     mac = HMAC(secret, "kv client", server's
-//   nonce, client's) server → client   kWelcome    mac[32]               mac = HMAC(secret, "kv
-//   server", server's nonce, client's) client → server   kPut key value · kGet key         (a get
-//   is answered once the key is there) server → client   kValue key value server → client kRefused
-//   text
+//   server → client: kChallenge with a nonce of 32 bytes
+//   client → server: kProof with its nonce and HMAC(secret, "kv client", server's nonce, client's)
+//   server → client: kWelcome with HMAC(secret, "kv server", server's nonce, client's)
+//   client → server: kPut with key and value, kGet with a key (answered once the key is there)
+//   server → client: kValue with key and value
+//   server → client: kRefused with a sentence
 //
 // Every frame: length of what follows (32 bits, at most kFrameLimit), kind (8 bits), fields. The
 // MACs prove that both sides know the job's secret; what follows is not encrypted.

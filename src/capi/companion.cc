@@ -7,9 +7,10 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
-#include "base/bytes.h"
 #include "base/crc32c.h"
+#include "bootstrap/key_rows.h"
 #include "bootstrap/members.h"
 #include "capi/handle.h"
 #include "capi/start_line.h"
@@ -28,27 +29,17 @@ class PrimarySpace final : public bootstrap::KeyValue {
   }
 
   Status fence() override {
-    ByteWriter mine;
-    for (const auto& [key, value] : unsent_) {
-      mine.put_string(key);
-      mine.put_string(value);
-    }
-    unsent_.clear();
+    const auto mine = bootstrap::encode_row(std::exchange(unsent_, {}));
     const auto ranks = static_cast<size_t>(primary_.job->topology.size());
-    uint64_t bytes = mine.bytes().size();
+    const uint64_t bytes = mine.size();
     std::vector<uint64_t> counts(ranks);
     PACELINE_RETURN_IF_ERROR(gather(DType::kInt64, &bytes, 1, counts.data(), {}));
     uint64_t all = 0;
     for (auto& n : counts) all += n = std::min<uint64_t>(n, kLongestRow);
     std::vector<std::byte> rows(all);
-    PACELINE_RETURN_IF_ERROR(
-        gather(DType::kUInt8, mine.bytes().data(), bytes, rows.data(), counts));
-    ByteReader reader(rows);
-    while (reader.remaining() > 0) {
-      auto key = reader.get_string(bootstrap::kKeyLimit);
-      values_[key] = reader.get_string(bootstrap::kValueLimit);
-    }
-    if (!reader.ok()) return {Code::kCorrupted, "a rank sent keys that can't be read"};
+    PACELINE_RETURN_IF_ERROR(gather(DType::kUInt8, mine.data(), bytes, rows.data(), counts));
+    PACELINE_ASSIGN(auto pairs, bootstrap::parse_rows(rows));
+    for (auto& [key, value] : pairs) values_[std::move(key)] = std::move(value);
     return Status::ok();
   }
 
@@ -87,7 +78,7 @@ class PrimarySpace final : public bootstrap::KeyValue {
 
   paceline_comm& primary_;
   Time timeout_;
-  std::vector<std::pair<std::string, std::string>> unsent_;
+  bootstrap::KeyValues unsent_;
   std::map<std::string, std::string> values_;
 };
 

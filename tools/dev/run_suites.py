@@ -39,8 +39,8 @@ TORCH_1_13 = [f"tests/torch/test_{name}.py" for name in _OLD]
 THREADED = ("base", "codec", "wire_shm", "wire_tcp", "bootstrap", "engine", "capi", "gpu")
 #: What every run instruments: the code that takes bytes from strangers, and its threads. --instrumented: all.
 FUZZED = (
-    *("handshake", "protocol", "tcp_stream", "kv_frame", "kv_space", "kv_client", "launcher_text", "members"),
-    *("shm_handshake", "shm_ring", "control", "named_queue", "topk_decode", "topk_encode"),
+    *("handshake", "protocol", "tcp_stream", "kv_frame", "kv_space", "kv_client", "key_rows", "launcher_text"),
+    *("members", "shm_handshake", "shm_ring", "control", "named_queue", "topk_decode", "topk_encode"),
     *("device_decode", "table_row", "user_text"),
 )
 IN_EVERY_RUN = {
