@@ -50,8 +50,8 @@ def test_the_demo_leaves_figures_pictures_and_a_page(tmp_path):
         assert run.keys() == KEYS
         assert (run["nodes"], run["slots"]) == (2, 1)
         assert run["samples_per_s"] > 0 and run["floor_share"] > 0
-        right = run["final_accuracy"] * TEST_SAMPLES
-        assert abs(right - round(right)) < 1e-6 and 0 < run["final_accuracy"] <= 1
+        right = round(run["final_accuracy"] * TEST_SAMPLES)
+        assert run["final_accuracy"] == right / TEST_SAMPLES and 0 < right <= TEST_SAMPLES
         assert re.search(rf"^{run['name']} .*{run['final_accuracy']:.2%}$", done.stdout, re.MULTILINE)
     runs = {run["name"]: run for run in result["runs"]}
     assert runs["no-communication"]["share_of_no_comm"] == runs["no-communication"]["floor_share"] == 1
