@@ -15,11 +15,12 @@ import overlap_model as model  # noqa: E402
 
 from paceline._torch import schedule  # noqa: E402
 
-CASES = list(itertools.product((model.resnet50, model.gpt2), ("exact", "fp16"), (False, True)))
+CASES = list(itertools.product(model.MODELS, ("exact", "fp16"), (False, True)))
 
 
 def test_models_have_the_parameters_of_their_originals():
-    for made, elements in ((model.resnet50(), 25_557_032), (model.gpt2(), 354_823_168)):
+    untied = 254_607_360 - (50257 - model.ROWS) * 1024  # of its embedding only rows travel
+    for made, elements in ((model.resnet50(), 25_557_032), (model.gpt2(), 354_823_168), (model.untied(), untied)):
         assert sum(sum(layer.sizes) for layer in made.layers) == elements
         for shrinking in (False, True):
             buckets = model.bucketed(made, shrinking)
@@ -33,6 +34,16 @@ def test_gpt2s_embedding_is_ready_last_and_wanted_first():
     last = model.bucketed(made, shrinking=True)[-1]
     assert last.elements >= 50257 * 1024 and last.wanted == 0
     assert last.ready == pytest.approx(sum(layer.backward for layer in made.layers) / 1e3)
+
+
+def test_an_untied_heads_gradient_is_ready_first_and_wanted_last():
+    made = model.untied()
+    buckets = model.bucketed(made, shrinking=True)
+    assert buckets[0].elements >= 50257 * 1024 and buckets[0].wanted == len(made.layers) - 1
+    # All else is wanted before the head's forward pass; from there to its gradient the link has nothing to carry.
+    head = made.layers[-1]
+    result = model.compare(made, "fp16", True, 25, 1.0)
+    assert result["least"] == pytest.approx(result["floor"] + (head.forward + head.backward) / 1e3, rel=1e-3)
 
 
 def test_a_path_whose_other_stages_take_no_time_is_its_link():
@@ -57,7 +68,7 @@ def test_no_order_beats_the_least_and_the_measured_one_comes_near(make, codec, s
     result = model.compare(make(), codec, shrinking, 25, 1.0)
     for order in ("as ready", "before", "now"):
         assert result["floor"] <= result["least"] <= result[order]
-    assert result["now"] <= min(result["as ready"], result["before"]) * 1.001
+    assert result["now"] <= min(result["as ready"], result["before"]) * 1.002
     # What is left: the last bucket's way, which nothing else can hide.
     assert result["now"] <= result["least"] + 0.004
 
