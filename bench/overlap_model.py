@@ -6,7 +6,7 @@
 
 Buckets go one after the other through the stages of a path for GPUs (docs/gpu.md): reduce-scatter in the node; per
 piece encoding and copy out, the link, copy in and combination; all-gather; the host's part; the update. The link is the
-nodes'. Times of models are those of an H200 (the untied transformer's: an H100), spread over the layers; what the stages
+nodes'. Times of models are those of an H200 (the untied one: an H100), spread over the layers; what the stages
 take are guesses (Way).
 
 Printed, in milliseconds. floor: max(computing, bytes / line). least: what no order of whole gradients can beat, even if
