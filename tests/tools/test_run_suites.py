@@ -46,6 +46,44 @@ def test_a_second_run_forgives_what_was_late_but_no_sanitizers_report(tmp_path, 
     assert capfd.readouterr().out.splitlines()[-1] == last
 
 
+@pytest.mark.parametrize(("fails", "alone", "runs"), [(8, False, 2), (9, False, 3), (2, True, 2), (3, True, 1)])
+def test_a_second_run_is_for_the_few_that_failed(tmp_path, monkeypatch, capfd, fails, alone, runs):
+    """How often a test that passed ran says which it was: the failed ones once more, everything, or nothing."""
+    names = [f"late_{i}" for i in range(fails)]
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "tests" / "test_few.py").write_text(
+        "import pathlib\nimport pytest\n"
+        "def ran(name):\n"
+        "    with open(pathlib.Path(__file__).with_suffix('.ran'), 'a') as file: file.write(name + ' ')\n"
+        "    return pathlib.Path(__file__).with_suffix('.ran').read_text().split().count(name)\n"
+        "def test_good(): ran('good')\n"
+        f"@pytest.mark.parametrize('name', {names})\n"
+        "def test_late(name): assert ran(name) == 2\n"
+    )
+    monkeypatch.setattr(run_suites, "ROOT", tmp_path)
+    monkeypatch.setattr(run_suites, "OUT", tmp_path / "results")
+    suite = run_suites.pytest_suite("few", sys.executable, ["tests/test_few.py"], alone=alone)
+    first = run_suites.run(suite)
+    assert (first.passed, first.failed) == (1, fails)
+    tally = run_suites.once_more(suite, first)
+    ran = (tmp_path / "tests" / "test_few.ran").read_text().split()
+    assert [ran.count("good"), ran.count("late_0")] == {1: [1, 1], 2: [1, 2], 3: [2, 2]}[runs]
+    assert (tally.passed, tally.failed) == ((1, fails) if runs == 1 else (1 + fails, 0))
+    assert ("once more" in capfd.readouterr().out) == (runs > 1)
+
+
+def test_every_file_of_torchs_is_in_one_suite():
+    suites = {suite.name: suite for suite in run_suites.all_suites()}
+    for shared, timed, wanted in (
+        ("pytest:torch", "pytest:torch-timed", {str(p.relative_to(ROOT)) for p in ROOT.glob("tests/torch/test_*.py")}),
+        ("pytest:torch-1.13", "pytest:torch-1.13-timed", set(run_suites.TORCH_1_13)),
+    ):
+        files = [[part for part in suites[name].command if part.startswith("tests/")] for name in (shared, timed)]
+        assert sorted(files[0] + files[1]) == sorted(wanted)
+        assert not suites[shared].alone and suites[timed].alone and len(files[1]) > 3
+
+
 @pytest.mark.parametrize(
     ("sources", "last", "code"),
     [

@@ -35,6 +35,10 @@ _OLD = (
     *("restart", "start"),
 )
 TORCH_1_13 = [f"tests/torch/test_{name}.py" for name in _OLD]
+#: Of torch's the files that bound how soon a rank hears of another's end: they want the machine.
+TIMED = [f"tests/torch/test_{name}.py" for name in ("aborts", "faults", "guard", "lost_ranks", "overlap", "restart")]
+#: Failed tests of a pytest suite up to which a second run is for them alone, of one that ran beside others and alone.
+FEW_BESIDE_OTHERS, FEW_ALONE = 8, 2
 #: Modules with threads or with memory that several processes share: what ThreadSanitizer is for.
 THREADED = ("base", "codec", "wire_shm", "wire_tcp", "bootstrap", "engine", "capi", "gpu")
 #: What every run instruments: the code that takes bytes from strangers, and its threads. --instrumented: all.
@@ -141,20 +145,24 @@ def fuzz_suites(seconds: int) -> list[Suite]:
 
 
 def all_suites() -> list[Suite]:
-    venv = str(ROOT / ".venv" / "bin" / "python")
+    """The longest first, so that the last ones end together."""
+    venv, old = str(ROOT / ".venv" / "bin" / "python"), "/usr/bin/python3"
+    torch = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "torch").glob("test_*.py"))]
     suites: list[Suite | None] = [
+        pytest_suite("torch", venv, [path for path in torch if path not in TIMED]),
+        pytest_suite("torch-1.13", old, [path for path in TORCH_1_13 if path not in TIMED]),
+        pytest_suite("tools", venv, ["tests/tools"]),
         Suite("lint", [venv, "tools/dev/lint.py", "--quick"], None, {}, 3000),
         *gtest_suites("build", "cpp", {}, 900),
         *gtest_suites("build-asan", "asan", SANITIZED, 1200),
         *gtest_suites("build-tsan", "tsan", SANITIZED, 1200),
         *fuzz_suites(8),
-        pytest_suite("tools", venv, ["tests/tools"]),
         pytest_suite("tensorflow-2.15", str(ROOT / "build/venv/tf215/bin/python"), ["tests/tensorflow"]),
         pytest_suite("tensorflow-2.21", str(ROOT / "build/venv/tf221/bin/python"), ["tests/tensorflow"]),
         pytest_suite("launch", venv, ["tests/launch"]),
         pytest_suite("lab", venv, ["tests/lab"], alone=True),
-        pytest_suite("torch", venv, ["tests/torch"], alone=True),
-        pytest_suite("torch-1.13", "/usr/bin/python3", TORCH_1_13, alone=True),
+        pytest_suite("torch-timed", venv, TIMED, alone=True),
+        pytest_suite("torch-1.13-timed", old, [path for path in TORCH_1_13 if path in TIMED], alone=True),
         pytest_suite("docs", venv, ["tests/docs"], alone=True),
     ]
     return [s for s in suites if s]
@@ -242,19 +250,21 @@ def failed_tests(suite: Suite) -> list[str]:
 
 def once_more(suite: Suite, tally: Tally) -> Tally:
     """A second run, alone on the machine and said: tests that bound a reaction time can lose against the suite beside
-    them on two cores. Of a suite that ran alone only a few failed tests get it."""
+    them on two cores. A few failed tests of pytest's run without the rest; of a suite that ran alone no more than these
+    get it."""
     names = failed_tests(suite)
+    few = 0 < len(names) == tally.failed <= (FEW_ALONE if suite.alone else FEW_BESIDE_OTHERS)
     log = log_of(suite)
     if REPORT.search(log.read_text(errors="replace")):
         say(f"==> {suite.name}: a sanitizer's report is not for a second run to forgive")
         return tally
-    if suite.alone and not 0 < len(names) == tally.failed <= 2:
+    if suite.alone and not few:
         return tally
     log.replace(log.with_suffix(".first.log"))  # what went wrong stays to be read
-    if not suite.alone:
+    if not few:
         say(f"==> {suite.name} failed beside others; once more, alone")
         return run(suite)
-    say(f"==> {suite.name}: once more: {' '.join(names)}")
+    say(f"==> {suite.name}: once more, alone: {' '.join(names)}")
     kept = [part for part in suite.command if not part.startswith("tests/")]
     again = run(dataclasses.replace(suite, command=[*kept, *names]))
     return Tally(tally.passed + again.passed, again.failed, tally.skipped + again.skipped)
