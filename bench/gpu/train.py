@@ -24,6 +24,8 @@ import sys
 import time
 from pathlib import Path
 
+import train_phases
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MODELS = ("resnet50", "gpt2", "vgg16", "bert")
@@ -67,6 +69,7 @@ def command_of(model, args, out, until, first, skipped):
     rank += ["--settings", json.dumps(args.settings), "--loaders", str(args.loaders)]
     rank += ["--stretch", str(args.stretch)] + (["--warm-up", str(args.warm_up)] if args.warm_up else [])
     rank += ["--smoke"] if args.smoke else []
+    rank += ["--phases", str(args.phases)] if args.phases else []
     rank += ["--profile", *args.profile] if args.profile else []
     rank += ["--profile-operators"] if args.profile_operators else []
     return [*lab, "--", *rank, "--paths", *(p for p in args.paths if p not in skipped)]
@@ -136,6 +139,7 @@ def table(results):
             cells += f"{f.get('wire', 0) / 1e6:9.2f}{f.get('payload', 0) / 1e6:9.2f}{f['cores']:7.2f}"
             cells += "".join(f"{f[part] * 1e3:9.1f}" for part in ("host", "hook", "library"))
             lines.append(f"{result['model']:10} {path:22}{cells}  ({len(f['rounds'])} rounds of {f['iterations']})")
+        lines += train_phases.lines(result)
         lines += against_ddp(result)
         for path, why in result["failed"].items():
             lines.append(f"{result['model']:10} {path:22} failed: {why.strip().splitlines()[-1]}")
@@ -235,6 +239,9 @@ def arguments():
     parser.add_argument("--warm-up", type=int, default=0, help="steps of ours before the first is timed")
     parser.add_argument("--threads", type=int, default=4, help="OMP_NUM_THREADS")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a PACELINE_* setting of ours")
+    parser.add_argument(
+        "--phases", type=int, default=0, metavar="STEPS", help="by so many steps of each path: where their time goes"
+    )
     parser.add_argument(
         "--profile", nargs="+", default=[], metavar="PATH", help="write torch's trace of these paths to OUT, too"
     )

@@ -20,6 +20,7 @@ import train_floor
 import train_host
 import train_models
 import train_paths
+import train_phases
 import wire_bytes
 
 import paceline.torch  # noqa: F401
@@ -87,10 +88,14 @@ class Variant:
         self.iterations = 0
         self.host = {}  # seconds until step() returns, from rest, and of that in the hook and in the library
 
+    def forward(self, device, half):
+        """The loss of its batch."""
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            return self.loss(self.model, self.inputs)
+
     def step(self, device, half):
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            loss = self.loss(self.model, self.inputs)
+        loss = self.forward(device, half)
         loss.backward()
         self.optimizer.step()
         return loss
@@ -254,6 +259,19 @@ class Bench(bench_rank.BenchRank):
             return ""
         return wire_bytes.complaint(figures["payload"], figures["wire"], self.slots)
 
+    def phases(self):
+        """After the rounds, where --phases asks for it: of each path with a barrier where a step's time goes."""
+        for variant in self.variants:
+            if not self.args.phases or not variant.rounds or train_paths.without_barrier(variant.path):
+                continue
+            self.doing(f"{variant.path}: phases")
+            self.barrier()
+            mine = train_phases.Phases(variant, self.clock, self.device, self.half).measure(self.args.phases)
+            figures = self.result["paths"][variant.path]["phases"] = {"step": self.largest(mine["step"])}
+            for where in ("device", "host"):
+                figures[where] = {name: self.total(s) / self.size for name, s in mine[where].items()}
+            self.write()
+
     def profile(self):
         """After the rounds: some iterations of each path asked for, as torch's profiler sees them on rank 0."""
         for variant in self.variants:
@@ -412,13 +430,14 @@ def main():
     parser.add_argument("--stretch", type=float, default=0)
     parser.add_argument("--warm-up", type=int, default=WARM_UP_OURS)
     parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--phases", type=int, default=0)
     parser.add_argument("--profile", nargs="*", default=[])
     parser.add_argument("--profile-operators", action="store_true")
     parser.add_argument("--settings", type=json.loads, default={}, help="PACELINE_* variables of our paths")
     args = parser.parse_args()
     bench = Bench(args)
     _load_the_cores(args.loaders)
-    bench.run(bench.connect, bench.prepare, bench.measure, bench.compare, bench.profile)
+    bench.run(bench.connect, bench.prepare, bench.measure, bench.compare, bench.phases, bench.profile)
 
 
 if __name__ == "__main__":

@@ -204,7 +204,7 @@ def test_small_on_cpus(tmp_path):
     done = run(
         *("--smoke", "--slots", "1", "--rate", "1gbit", "--models", "bert", "--threads", "1", "--warm-up", "8"),
         *("--paths", "none", "ddp", "fp16", "fp16-overlap", "topk", _HALF),
-        *("--rounds", "2", "--limit", "300", "--out", str(tmp_path), "--profile", "fp16"),
+        *("--rounds", "2", "--limit", "300", "--out", str(tmp_path), "--profile", "fp16", "--phases", "3"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "train.json").read_text())["models"][0]
@@ -224,7 +224,12 @@ def test_small_on_cpus(tmp_path):
     assert 0 < paths["fp16"]["library"] < paths["fp16"]["hook"] < paths["fp16"]["host"]
     assert paths["ddp"]["hook"] == 0 < paths["ddp"]["host"]
     assert paths["fp16-overlap"]["buckets"] == {"order": None, "tried": []}, "it has one bucket"
-    assert "fp16" in (tmp_path / "train.txt").read_text()
+    assert [name for name, figures in paths.items() if "phases" not in figures] == ["fp16-overlap"]
+    for figures in (figures["phases"] for figures in paths.values() if "phases" in figures):
+        assert figures["host"] == pytest.approx(figures["device"], rel=0.1, abs=1e-4), "a CPU has one clock"
+        assert 0 < sum(figures["device"].values()) < 2 * figures["step"]
+    text = (tmp_path / "train.txt").read_text()
+    assert "fp16" in text and sum("of a step of" in line for line in text.splitlines()) == len(paths) - 1
     with gzip.open(tmp_path / "bert.fp16.trace.json.gz") as trace:
         assert any(
             "all_reduce" in str(event.get("name")) or "mm" in str(event.get("name"))
