@@ -193,6 +193,7 @@ class Bench {
     top_k_row("top-k 1 %, bf16 gradient", {WireCodec::kTopK, DType::kBFloat16}, elements, false);
     top_k_row("top-k 1 %, momentum", format, elements, true);
     top_k_row("top-k 1 % of two gradients' sum", format, elements, false, 1);
+    top_k_row("top-k 1 % of three gradients' sum", format, elements, false, 2);
     top_k_parts(elements);
   }
 
