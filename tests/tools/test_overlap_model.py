@@ -68,7 +68,9 @@ def test_no_order_beats_the_least_and_the_measured_one_comes_near(make, codec, s
     result = model.compare(make(), codec, shrinking, 25, 1.0)
     for order in ("as ready", "before", "now"):
         assert result["floor"] <= result["least"] <= result[order]
-    assert result["now"] <= min(result["as ready"], result["before"]) * 1.002
+    # The order for links and gradients that are not quite as measured costs the untied one 0.17 % in equal buckets.
+    most = 1.002 if make is model.untied else 1.001
+    assert result["now"] <= min(result["as ready"], result["before"]) * most
     # What is left: the last bucket's way, which nothing else can hide.
     assert result["now"] <= result["least"] + 0.004
 

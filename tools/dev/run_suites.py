@@ -37,8 +37,6 @@ _OLD = (
 TORCH_1_13 = [f"tests/torch/test_{name}.py" for name in _OLD]
 #: Of torch's the files that bound how soon a rank hears of another's end: they want the machine.
 TIMED = [f"tests/torch/test_{name}.py" for name in ("aborts", "faults", "guard", "lost_ranks", "overlap", "restart")]
-#: Failed tests of a pytest suite up to which a second run is for them alone, of one that ran beside others and alone.
-FEW_BESIDE_OTHERS, FEW_ALONE = 8, 2
 #: Modules with threads or with memory that several processes share: what ThreadSanitizer is for.
 THREADED = ("base", "codec", "wire_shm", "wire_tcp", "bootstrap", "engine", "capi", "gpu")
 #: What every run instruments: the code that takes bytes from strangers, and its threads. --instrumented: all.
@@ -71,6 +69,8 @@ class Suite:
     timeout: float = 900
     #: Alone on the machine: tests that bound a reaction time (two seconds after a kill) want a core.
     alone: bool = False
+    #: Failed tests up to which these run once more, beyond which nothing does; None: the suite does.
+    forgives: int | None = None
 
 
 @dataclasses.dataclass
@@ -105,7 +105,12 @@ def gtest_suites(build: str, label: str, env: dict[str, str], timeout: float) ->
 
 
 def pytest_suite(
-    name: str, python: str, paths: list[str], alone: bool = False, env: dict[str, str] | None = None
+    name: str,
+    python: str,
+    paths: list[str],
+    alone: bool = False,
+    env: dict[str, str] | None = None,
+    forgives: int | None = None,
 ) -> Suite | None:
     paths = [p for p in paths if (ROOT / p).exists()]
     if not paths:
@@ -113,7 +118,7 @@ def pytest_suite(
     junit = OUT / f"{name}.xml"
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", *paths]
     full = {"PYTHONPATH": str(ROOT / "python"), **(env or {})}
-    return Suite(f"pytest:{name}", command, junit, full, 2700, alone)
+    return Suite(f"pytest:{name}", command, junit, full, 2700, alone, forgives)
 
 
 def fuzz_suites(seconds: int) -> list[Suite]:
@@ -149,8 +154,8 @@ def all_suites() -> list[Suite]:
     venv, old = str(ROOT / ".venv" / "bin" / "python"), "/usr/bin/python3"
     torch = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "torch").glob("test_*.py"))]
     suites: list[Suite | None] = [
-        pytest_suite("torch", venv, [path for path in torch if path not in TIMED]),
-        pytest_suite("torch-1.13", old, [path for path in TORCH_1_13 if path not in TIMED]),
+        pytest_suite("torch", venv, [path for path in torch if path not in TIMED], forgives=1),
+        pytest_suite("torch-1.13", old, [path for path in TORCH_1_13 if path not in TIMED], forgives=1),
         pytest_suite("tools", venv, ["tests/tools"]),
         Suite("lint", [venv, "tools/dev/lint.py", "--quick"], None, {}, 3000),
         *gtest_suites("build", "cpp", {}, 900),
@@ -160,10 +165,10 @@ def all_suites() -> list[Suite]:
         pytest_suite("tensorflow-2.15", str(ROOT / "build/venv/tf215/bin/python"), ["tests/tensorflow"]),
         pytest_suite("tensorflow-2.21", str(ROOT / "build/venv/tf221/bin/python"), ["tests/tensorflow"]),
         pytest_suite("launch", venv, ["tests/launch"]),
-        pytest_suite("lab", venv, ["tests/lab"], alone=True),
-        pytest_suite("torch-timed", venv, TIMED, alone=True),
-        pytest_suite("torch-1.13-timed", old, [path for path in TORCH_1_13 if path in TIMED], alone=True),
-        pytest_suite("docs", venv, ["tests/docs"], alone=True),
+        pytest_suite("lab", venv, ["tests/lab"], alone=True, forgives=2),
+        pytest_suite("torch-timed", venv, TIMED, alone=True, forgives=1),
+        pytest_suite("torch-1.13-timed", old, [p for p in TORCH_1_13 if p in TIMED], alone=True, forgives=1),
+        pytest_suite("docs", venv, ["tests/docs"], alone=True, forgives=2),
     ]
     return [s for s in suites if s]
 
@@ -250,21 +255,19 @@ def failed_tests(suite: Suite) -> list[str]:
 
 def once_more(suite: Suite, tally: Tally) -> Tally:
     """A second run, alone on the machine and said: tests that bound a reaction time can lose against the suite beside
-    them on two cores. A few failed tests of pytest's run without the rest; of a suite that ran alone no more than these
-    get it."""
+    them on two cores. Of a suite that says so only a few failed tests get it."""
     names = failed_tests(suite)
-    few = 0 < len(names) == tally.failed <= (FEW_ALONE if suite.alone else FEW_BESIDE_OTHERS)
     log = log_of(suite)
     if REPORT.search(log.read_text(errors="replace")):
         say(f"==> {suite.name}: a sanitizer's report is not for a second run to forgive")
         return tally
-    if suite.alone and not few:
+    if suite.forgives is not None and not 0 < len(names) == tally.failed <= suite.forgives:
         return tally
     log.replace(log.with_suffix(".first.log"))  # what went wrong stays to be read
-    if not few:
+    if suite.forgives is None:
         say(f"==> {suite.name} failed beside others; once more, alone")
         return run(suite)
-    say(f"==> {suite.name}: once more, alone: {' '.join(names)}")
+    say(f"==> {suite.name}: once more: {' '.join(names)}")
     kept = [part for part in suite.command if not part.startswith("tests/")]
     again = run(dataclasses.replace(suite, command=[*kept, *names]))
     return Tally(tally.passed + again.passed, again.failed, tally.skipped + again.skipped)
