@@ -5,7 +5,8 @@
 // The real pump, wires and plan of an exact all-reduce between nodes; this program plays the GPU, which has encoded every
 // piece at once. Both directions are busy, `--window` operations are under way. Numbers of threads take turns, medians
 // count. With --burst all ranks begin a window of operations together and wait for all of it, as a step's gradients do:
-// what a wire or a rank that got less of the link has left at the end shows. Gb/s are of gradients' encodings out of a node
+// what a wire or a rank that got less of the link has left at the end shows. With --late a node's first rank begins later:
+// what the others leave of the link meanwhile is missing at the end where each may send at its even share alone. Gb/s are of gradients' encodings out of a node
 // (and as many into it), headers not counted; cores are user and system time of one rank over wall time.
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -40,6 +41,7 @@ struct Asked {
   int rounds = 5;
   double seconds = 1;
   bool burst = false;
+  double late_ms = 0;
   std::string curve;  // an interface
 };
 
@@ -276,7 +278,7 @@ std::vector<int> find_peers(const Wire& wire, const paceline_identity& me) {
 }
 
 /// Windows of operations, each from all ranks' beginning until the last rank's end.
-Figures run_bursts(Load& load, const Asked& asked, const Wire& wire, uint64_t operations,
+Figures run_bursts(Load& load, const Asked& asked, const Wire& wire, uint64_t operations, bool late,
                    Curve& curve) {
   const double before = processor_seconds();
   const Time start = SteadyClock().now();
@@ -286,6 +288,7 @@ Figures run_bursts(Load& load, const Asked& asked, const Wire& wire, uint64_t op
     largest_of_all(wire, 0);
     curve.begin();
     const Time began = SteadyClock().now();
+    if (late) std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(asked.late_ms));
     load.burst();
     curve.end(load.arrived_at, SteadyClock().now());
     microseconds +=
@@ -312,7 +315,8 @@ void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_
       const Time start = SteadyClock().now();
       Curve& curve = *curves[i];
       const auto figures =
-          asked.burst ? run_bursts(load, asked, wires[0], operations, curve) : load.run(operations);
+          asked.burst ? run_bursts(load, asked, wires[0], operations, me.local_rank == 0, curve)
+                      : load.run(operations);
       const double took = static_cast<double>(SteadyClock().now() - start) / kSecond;
       if (round < 0) {
         operations = std::max<uint64_t>(
@@ -346,6 +350,9 @@ int main(int argc, char** argv) try {
   app.add_option("--piece", asked.piece_bytes, "bytes of a piece");
   app.add_option("--window", asked.window, "operations under way")->check(CLI::Range(1, 64));
   app.add_flag("--burst", asked.burst, "a window of operations at once, then the next");
+  app.add_option("--late", asked.late_ms,
+                 "of a burst: milliseconds that a node's first rank begins later")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--curve", asked.curve,
                  "an interface of rank 0: when the bytes of a burst have passed it");
   app.add_option("--rounds", asked.rounds)->check(CLI::Range(1, 1000));

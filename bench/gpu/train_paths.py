@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 #: name: (who, codec of the floor's formula)
 PATHS = {
     "none": ("no communication", "exact"),
+    "none-joined": ("no communication but a sum of one number: what every synchronous step waits for", "exact"),
     "ddp": ("DDP, NCCL sockets", "exact"),
     "fp16-hook": ("DDP, fp16 hook", "fp16"),
     "powersgd": ("DDP, PowerSGD rank 2", None),
@@ -101,6 +102,8 @@ def make(path, module, device, peers, settings, nodes):
     model = wrap_plain(module, device, group, **{name: float(value) for name, value in own.items()})
     if path == "none":
         model.register_comm_hook(None, debugging_hooks.noop_hook)
+    elif path == "none-joined":
+        model.register_comm_hook((group, torch.ones(1, device=device)), joining_hook)
     elif path == "fp16-hook":
         model.register_comm_hook(group, default_hooks.fp16_compress_hook)
     elif path == "powersgd":
@@ -165,6 +168,18 @@ def _do_not_wait(model):
     attachment = attachment_of(model)
     if attachment is not None:
         attachment.endpoint.steps.before_step = lambda *_, **__: None
+
+
+def joining_hook(state, bucket):
+    """Communicates no gradient, but the optimizer's step waits for all ranks, by a sum of one number at the pass's end.
+
+    So ranks whose hosts take now more, now less time wait for each other in every step, as in all synchronous training.
+    """
+    group, number = state
+    if not bucket.is_last():
+        return debugging_hooks.noop_hook(None, bucket)
+    summed = dist.all_reduce(number, group=group, async_op=True).get_future()
+    return summed.then(lambda _: bucket.buffer())
 
 
 class ReadyTrace:

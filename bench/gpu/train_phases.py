@@ -11,6 +11,8 @@ import contextlib
 import statistics
 import time
 
+import train_threads
+
 NAMES = ("forward", "backward", "join", "optimizer")
 #: At the beginning, when the host is no step ahead.
 _LEFT_OUT = 2
@@ -53,9 +55,14 @@ class Phases:
             hook.remove()
 
     def measure(self, steps):
-        """{"device": medians by phase, "host": the same, "step": the median time from begin to begin}, seconds."""
+        """{"device": medians by phase, "host": the same, "step": the median time from begin to begin}, seconds.
+
+        "threads": what this process's threads did, see train_threads.py.
+        """
         with self._noting_the_last_gradient():
+            before = train_threads.now()
             rows = [self._step() for _ in range(_LEFT_OUT + steps + 1)]
+            threads = train_threads.between(before, train_threads.now(), len(rows))
         self._clock.settle()
         rows = rows[_LEFT_OUT:]
         spans = {
@@ -64,6 +71,7 @@ class Phases:
         }
         result = {where: dict(zip(NAMES, map(statistics.median, zip(*each)))) for where, each in spans.items()}
         begins = [row[0][0] for row in rows]
+        result["threads"] = threads
         result["step"] = statistics.median(self._clock.seconds(a, b) for a, b in zip(begins, begins[1:]))
         return result
 
@@ -75,4 +83,6 @@ def lines(result):
     for path, phases in found.items():
         cells = "".join(f"{phases['device'][n] * 1e3:9.2f}{phases['host'][n] * 1e3:7.2f}" for n in NAMES)
         made.append(f"{result['model']:10} {path:40}{cells}   of a step of {phases['step'] * 1e3:.2f}")
+    for path, phases in found.items():
+        made += [f"{result['model']:10} {path}, rank 0:", *train_threads.lines(phases["threads"])]
     return made if found else []

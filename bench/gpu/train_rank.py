@@ -84,6 +84,8 @@ class Variant:
         self.loss = workload.loss
         self.optimizer = train_paths.give_optimizer(path, workload.optimizer(model.module.parameters()), model)
         self.rounds = []
+        self.by_rank = []  # seconds a step of every rank, round by round
+        self.steps = []  # seconds of each step of this one, round by round
         self.ranks_equal = None  # after the rounds: whether all ranks have the same parameters
         self.iterations = 0
         self.host = {}  # seconds until step() returns, from rest, and of that in the hook and in the library
@@ -235,8 +237,7 @@ class Bench(bench_rank.BenchRank):
             self.doing(f"{variant.path}: comparing")
             train_paths.settle(variant.optimizer)
             self.barrier()
-            words = [None] * self.size
-            dist.all_gather_object(words, sums.checksum(variant.model.module.parameters()), group=self.control)
+            words = self._all_of_them(sums.checksum(variant.model.module.parameters()))
             variant.ranks_equal = len(set(words)) == 1
             if train_paths.keeps_ranks_equal(variant.path) and not variant.ranks_equal:
                 away = [rank for rank, word in enumerate(words) if word != words[0]]
@@ -267,7 +268,10 @@ class Bench(bench_rank.BenchRank):
             self.doing(f"{variant.path}: phases")
             self.barrier()
             mine = train_phases.Phases(variant, self.clock, self.device, self.half).measure(self.args.phases)
-            figures = self.result["paths"][variant.path]["phases"] = {"step": self.largest(mine["step"])}
+            figures = self.result["paths"][variant.path]["phases"] = {
+                "step": self.largest(mine["step"]),
+                "threads": mine["threads"],
+            }
             for where in ("device", "host"):
                 figures[where] = {name: self.total(s) / self.size for name, s in mine[where].items()}
             self.write()
@@ -320,19 +324,22 @@ class Bench(bench_rank.BenchRank):
         self.barrier()
         after = self._links()
         step = self.clock.seconds(marks[0], marks[-1]) / variant.iterations
+        variant.steps.append([self.clock.seconds(a, b) for a, b in zip(marks, marks[1:])])
         if train_paths.without_barrier(variant.path):
             # The end of a stretch waits for the last gradients: from return to return the same is under way at both
             # ends, and the host, which stands at the layers' gates, is no step ahead.
             step = (returned[-1] - returned[0]) / variant.iterations
         steps = len(returned)
+        variant.by_rank.append(self._all_of_them(step))
         one = {
-            "seconds": self.largest(step),
+            "seconds": max(variant.by_rank[-1]),
             "cores": self.total(cores) / self.size,
             "payload": self._of_busiest_node(_payload(variant) - payload) / steps,
         }
         variant.returned = [*returned, took]
         if before is not None:
             one["wire"] = lab_bytes.busiest(before, after) / steps
+            one["drops"] = lab_bytes.drops(before, after) / steps
         return one
 
     def _links(self):
@@ -340,10 +347,15 @@ class Bench(bench_rank.BenchRank):
             return None
         return lab_bytes.read_links()
 
-    def _of_busiest_node(self, value):
-        """The largest of the nodes' sums."""
+    def _all_of_them(self, value):
+        """What every rank says, by rank."""
         all_of_them = [None] * self.size
         dist.all_gather_object(all_of_them, value, group=self.control)
+        return all_of_them
+
+    def _of_busiest_node(self, value):
+        """The largest of the nodes' sums."""
+        all_of_them = self._all_of_them(value)
         return max(sum(all_of_them[n * self.slots : (n + 1) * self.slots]) for n in range(self.nodes))
 
     # --- results --------------------------------------------------------------------------------------------------
@@ -357,6 +369,9 @@ class Bench(bench_rank.BenchRank):
             median["rounds"] = [r["seconds"] for r in variant.rounds]
             if "wire" in median:
                 median["beyond_headers"] = median["wire"] - wire_bytes.framed(median["payload"])
+            median["steps"] = variant.steps
+            median["round_drops"] = [r.get("drops", 0) for r in variant.rounds]
+            median["by_rank"] = [statistics.median(seconds) for seconds in zip(*variant.by_rank)]
             median["iterations"] = variant.iterations
             median.update(variant.host)
             median["ranks_equal"] = variant.ranks_equal
@@ -376,7 +391,7 @@ class Bench(bench_rank.BenchRank):
                 continue
             ratio, value = train_floor.topk_format({**os.environ, **self.args.settings, **own}, self.args.ratio)
             sizes = [train_floor.link_bytes(codec, n, self.nodes, ratio, value) for n in trace["elements"]]
-            if path == "none":
+            if name.startswith("none"):
                 sizes = [0.0] * len(sizes)
             elif figures["by_rows"]:
                 sizes = train_floor.without_zero_rows(sizes, figures["payload"])

@@ -25,3 +25,8 @@ def read_links() -> list[dict[str, int]]:
 def busiest(before: list[dict[str, int]], after: list[dict[str, int]]) -> int:
     """Bytes of the link direction that carried most in between."""
     return max(b[key] - a[key] for a, b in zip(before, after) for key in ("up_bytes", "down_bytes"))
+
+
+def drops(before: list[dict[str, int]], after: list[dict[str, int]]) -> int:
+    """Packets that the links' queues dropped in between: TCP sends them again."""
+    return sum(b[key] - a[key] for a, b in zip(before, after) for key in ("up_drops", "down_drops"))
