@@ -42,6 +42,7 @@ struct Asked {
   double seconds = 1;
   bool burst = false;
   double late_ms = 0;
+  bool even = false;
   std::string curve;  // an interface
 };
 
@@ -163,7 +164,7 @@ struct Figures {
 class Load {
  public:
   Load(const std::vector<Wire>& wires, const paceline_identity& me, const std::vector<int>& peers,
-       const Asked& asked)
+       NodePage* page, const Asked& asked)
       : asked_(asked) {
     PathRequest q;
     q.shape = {me.node_count, me.local_size, me.node, me.local_rank};
@@ -181,6 +182,10 @@ class Load {
     o.lanes = lanes;
     o.node = me.node;
     o.peers = peers;
+    o.page = page;
+    o.local_rank = me.local_rank;
+    o.local_size = me.local_size;
+    o.shares_link = page != nullptr && std::atof(setting("link_rate").c_str()) > 0;
     o.check = [] { return Status::ok(); };
     o.tell = [](const Status& why) { leave(why); };
     o.failed = [](const Status&) {};
@@ -277,6 +282,28 @@ std::vector<int> find_peers(const Wire& wire, const paceline_identity& me) {
   return peers;
 }
 
+/// By which the ranks of a node tell each other what they have to send; null: even parts of the link.
+std::unique_ptr<NodePage> open_page(const Wire& wire, const paceline_identity& me) {
+  std::unique_ptr<NodePage> page;
+  if (me.local_rank == 0) {
+    auto made = NodePage::make(me.local_size);
+    if (!made) leave(made.status());
+    page = std::make_unique<NodePage>(std::move(*made));
+  }
+  const auto mine = fmt::format("{:4}{:4}", me.node, me.local_rank) +
+                    (page ? page->ticket() : std::string(NodePage::kTicketBytes, '\0'));
+  auto rows = wire.gather(mine, mine.size(), "pages");
+  if (!rows) leave(rows.status());
+  for (const auto& row : *rows) {
+    if (page || row.substr(0, 8) != fmt::format("{:4}{:4}", me.node, 0)) continue;
+    auto opened = NodePage::open(std::string_view(row).substr(8), me.local_size);
+    if (!opened) leave(opened.status());
+    page = std::make_unique<NodePage>(std::move(*opened));
+  }
+  largest_of_all(wire, 0);  // all have opened it
+  return page;
+}
+
 /// Windows of operations, each from all ranks' beginning until the last rank's end.
 Figures run_bursts(Load& load, const Asked& asked, const Wire& wire, uint64_t operations, bool late,
                    Curve& curve) {
@@ -302,6 +329,7 @@ Figures run_bursts(Load& load, const Asked& asked, const Wire& wire, uint64_t op
 
 void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_identity& me) {
   const auto peers = find_peers(wires[0], me);
+  const auto page = asked.even ? nullptr : open_page(wires[0], me);
   std::vector<std::vector<double>> gigabits(asked.threads.size()), cores(asked.threads.size());
   std::vector<std::unique_ptr<Curve>> curves;
   for (size_t i = 0; i < asked.threads.size(); ++i)
@@ -309,7 +337,7 @@ void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_
   uint64_t operations = 8;
   for (int round = -1; round < asked.rounds; ++round) {
     for (size_t i = 0; i < asked.threads.size(); ++i) {
-      Load load({wires.begin(), wires.begin() + asked.threads[i]}, me, peers, asked);
+      Load load({wires.begin(), wires.begin() + asked.threads[i]}, me, peers, page.get(), asked);
       load.run(4);  // connections open
       largest_of_all(wires[0], 0);
       const Time start = SteadyClock().now();
@@ -353,6 +381,7 @@ int main(int argc, char** argv) try {
   app.add_option("--late", asked.late_ms,
                  "of a burst: milliseconds that a node's first rank begins later")
       ->check(CLI::NonNegativeNumber);
+  app.add_flag("--even", asked.even, "with PACELINE_LINK_RATE every rank keeps its even part");
   app.add_option("--curve", asked.curve,
                  "an interface of rank 0: when the bytes of a burst have passed it");
   app.add_option("--rounds", asked.rounds)->check(CLI::Range(1, 1000));
@@ -377,6 +406,10 @@ int main(int argc, char** argv) try {
   }
   auto me = wires[0].identity();
   if (!me) leave(me.status());
+  if (me->node_count != 2)
+    leave({Code::kInvalidArgument,
+           fmt::format("{} nodes: this program plays a GPU that makes no sums; give it two nodes",
+                       me->node_count)});
   measure(asked, wires, *me);
   for (; !wires.empty(); wires.pop_back()) {
     if (auto status = wires.back().destroy(); !status) leave(status);

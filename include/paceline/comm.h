@@ -191,6 +191,11 @@ PACELINE_API paceline_code paceline_comm_health(paceline_comm* comm);
  * stays valid and unchanged until the handle is freed; NULL: no longer. At a deadline the others then do not take this rank
  * for the one that is late, unless they find nobody else. Any thread, at the cost of a store. */
 PACELINE_API paceline_code paceline_comm_hold(paceline_comm* comm, const char* why);
+/* Of its node's link this communicator takes `parts` times the even part that PACELINE_LINK_RATE gives it: 1 at first, and
+ * again whenever a companion comes or goes; more than 0. Whoever deals them, to all ranks of the node and their companions,
+ * sees to it that they add up to their number. Without PACELINE_LINK_RATE, and in a job of one node, without effect. Any
+ * thread, at the cost of a store. */
+PACELINE_API paceline_code paceline_comm_weigh(paceline_comm* comm, double parts);
 PACELINE_API paceline_code paceline_comm_identity(const paceline_comm* comm,
                                                   paceline_identity* identity);
 /* "4 ranks × ... " the start-up line; valid until the handle is freed. */

@@ -236,8 +236,9 @@ constexpr SettingRow kRows[] = {
      "also to namespaces and containers of this one, which may after an abort still receive what "
      "that memory holds by then."},
     {"link_rate", kNumber, "0", "0..",
-     "Gb/s that a node's network carries each way, as 25: no rank sends faster than its share, so "
-     "that none is through early and the link stays full to the end; 0: as fast as TCP lets it."},
+     "Gb/s that a node's network carries each way, as 25: no rank sends faster than its share (of "
+     "ranks with GPUs by what each has to send), so that none is through early and the link stays "
+     "full to the end; 0: as fast as TCP lets it."},
     {"interface", kText, "", "",
      "Network interface (name, prefix, or ^excluded, as NCCL_SOCKET_IFNAME); empty: the one that "
      "reaches the master.",

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <utility>
 
@@ -161,8 +162,12 @@ void share_link(paceline_comm& primary) {
   std::lock_guard lock(primary.companions_mutex);
   const auto each =
       static_cast<uint64_t>(bits / 8 / ranks / static_cast<double>(primary.companions.size() + 1));
-  primary.job->channel->limit_rate(each);
-  for (auto* c : primary.companions) c->job->channel->limit_rate(each);
+  const auto give = [each](paceline_comm& comm) {
+    comm.even_rate = each;
+    comm.job->channel->limit_rate(each);
+  };
+  give(primary);
+  for (auto* c : primary.companions) give(*c);
 }
 
 void leave_companions(paceline_comm& comm) {
@@ -184,6 +189,16 @@ using namespace paceline;        // NOLINT: the functions below are the C ABI's
 using namespace paceline::capi;  // NOLINT
 
 extern "C" {
+
+paceline_code paceline_comm_weigh(paceline_comm* comm, double parts) {
+  if (auto status = usable(comm); !status) return report(status);
+  if (!(parts > 0) || !std::isfinite(parts))
+    return invalid(
+        fmt::format("a communicator takes {} parts of the link; give more than 0", parts));
+  const auto even = static_cast<double>(comm->even_rate.load(std::memory_order_relaxed));
+  if (even > 0) comm->job->channel->limit_rate(static_cast<uint64_t>(std::max(1.0, even * parts)));
+  return PACELINE_OK;
+}
 
 paceline_code paceline_comm_companion(paceline_comm* comm, paceline_comm** companion) {
   return guarded([&] {

@@ -3,8 +3,10 @@
 #include <sys/resource.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <string_view>
 #include <vector>
 
 #include "capi/processes.h"
@@ -95,6 +97,30 @@ TEST(LinkRate, IsDealtToRanksAndTheirCommunicators) {
     return 0;
   });
   for (int r = 0; r < 4; ++r) EXPECT_EQ(ranks.wait(r, 60), 0) << "rank " << r;
+}
+
+// A rank that has more to send than its neighbours is given more of the link, and the neighbours less.
+TEST(LinkRate, PartsOfItCanBeDealt) {
+  Processes ranks(2, [](int rank, FileStore& store) {
+    setenv("PACELINE_LINK_RATE", "0.64", 1);
+    setenv("PACELINE_NODE_ID", rank < 1 ? "a" : "b", 1);
+    setenv("PACELINE_WIRE", "tcp", 1);
+    constexpr double kLink = 0.64e9 / 8;
+    constexpr size_t kBytes = 24U << 20;
+    auto* comm = create(rank, 2, store, 20);
+    MUST(comm != nullptr);
+    for (const double wrong : {0.0, -1.0, std::nan(""), HUGE_VAL})
+      MUST(paceline_comm_weigh(comm, wrong) == PACELINE_INVALID_ARGUMENT);
+    MUST(std::string_view(paceline_error(nullptr)).find("give more than 0") != std::string::npos);
+    MUST(paceline_comm_weigh(nullptr, 1) == PACELINE_INVALID_ARGUMENT);
+    MUST(paceline_comm_weigh(comm, 0.25) == PACELINE_OK);
+    MUST(exchange(comm, 1 - rank, kBytes) > 0.75 * static_cast<double>(kBytes) / (0.25 * kLink));
+    MUST(paceline_comm_weigh(comm, 16) == PACELINE_OK);
+    MUST(exchange(comm, 1 - rank, kBytes) > 0);
+    MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+    return 0;
+  });
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r, 60), 0) << "rank " << r;
 }
 
 class Companions : public testing::TestWithParam<const char*> {

@@ -36,6 +36,7 @@ struct paceline_comm {
   int companions_made = 0;
   paceline::wire::Counters companions_past;  ///< of those that were destroyed
   paceline_comm* primary = nullptr;          ///< of a companion
+  std::atomic<uint64_t> even_rate{0};        ///< its even part of the link, bytes/s; 0: no limit
 };
 
 namespace paceline::capi {

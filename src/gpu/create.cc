@@ -540,6 +540,8 @@ void Path::start() {
   o.node_groups = node_groups_;
   o.page = page_.get();
   o.local_rank = shape_.local_rank;
+  o.local_size = shape_.local_size;
+  o.shares_link = std::atof(setting("link_rate").c_str()) > 0;
   o.peers = peers_;
   o.check = [this] { return check_gpu(); };
   o.tell = [this](const Status& why) {

@@ -12,6 +12,8 @@
 #include <map>
 #include <mutex>
 
+#include "gpu/deal.h"
+
 namespace paceline::gpu {
 namespace {
 
@@ -41,7 +43,9 @@ std::string secret_of(const SharedMemory& memory) {
   return {reinterpret_cast<const char*>(memory.data()), kSecretBytes};
 }
 
-uint64_t bytes_for(int ranks) { return (1 + static_cast<uint64_t>(ranks)) * kWordRoom; }
+/// Two rooms a rank: how far it is, and what it has to send, which is written more often than it is read.
+uint64_t bytes_for(int ranks) { return (1 + 2 * static_cast<uint64_t>(ranks)) * kWordRoom; }
+static_assert(kMostWires * sizeof(uint64_t) <= kWordRoom);
 
 }  // namespace
 
@@ -98,6 +102,23 @@ uint64_t* NodePage::word(int rank, For what) const {
   return reinterpret_cast<uint64_t*>(memory_->data() +
                                      (1 + static_cast<uint64_t>(rank)) * kWordRoom) +
          static_cast<size_t>(what);
+}
+
+uint64_t* NodePage::waiting_word(int rank, int wire) const {
+  return reinterpret_cast<uint64_t*>(
+             memory_->data() +
+             (1 + static_cast<uint64_t>(ranks_) + static_cast<uint64_t>(rank)) * kWordRoom) +
+         wire;
+}
+
+// A word is 1 more than the bytes: 0 is a page's beginning.
+void NodePage::put_waiting(int rank, int wire, uint64_t bytes) {
+  __atomic_store_n(waiting_word(rank, wire), bytes + 1, __ATOMIC_RELAXED);
+}
+
+std::optional<uint64_t> NodePage::waiting(int rank, int wire) const {
+  const uint64_t word = __atomic_load_n(waiting_word(rank, wire), __ATOMIC_RELAXED);
+  return word == 0 ? std::nullopt : std::optional(word - 1);
 }
 
 void NodePage::put(int rank, For what, uint64_t sequence) {

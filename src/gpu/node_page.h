@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -39,10 +40,16 @@ class NodePage {
   /// To which operation all ranks of the node have come.
   [[nodiscard]] uint64_t through(For what) const;
 
+  /// Local rank `rank` has `bytes` to send on its wire `wire` (of at most kMostWires): link_share.h.
+  void put_waiting(int rank, int wire, uint64_t bytes);
+  /// What it has put there; none: nothing yet.
+  [[nodiscard]] std::optional<uint64_t> waiting(int rank, int wire) const;
+
  private:
   using Memory = std::shared_ptr<SharedMemory>;
   NodePage(Memory memory, int ranks) : memory_(std::move(memory)), ranks_(ranks) {}
   [[nodiscard]] uint64_t* word(int rank, For what) const;
+  [[nodiscard]] uint64_t* waiting_word(int rank, int wire) const;
 
   Memory memory_;  ///< one mapping for ranks that are threads of one process
   int ranks_ = 0;

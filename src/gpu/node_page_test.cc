@@ -44,6 +44,26 @@ TEST(NodePage, TellsAnotherProcessHowFarAllAre) {
   EXPECT_EQ(made->through(For::kInPlace), 8U);
 }
 
+TEST(NodePage, TellsAnotherProcessWhatWaits) {
+  auto made = NodePage::make(2);
+  ASSERT_TRUE(made.is_ok()) << made.status().message();
+  for (int wire = 0; wire < kMostWires; ++wire) EXPECT_FALSE(made->waiting(1, wire)) << wire;
+  made->put_waiting(0, kMostWires - 1, 77);
+  EXPECT_EQ(in_a_child([&, ticket = made->ticket()] {
+              auto opened = NodePage::open(ticket, 2);
+              if (!opened || opened->waiting(0, kMostWires - 1) != 77U) return 1;
+              opened->put_waiting(1, 0, 0);
+              opened->put_waiting(1, 1, 1000000000000);
+              return 0;
+            }),
+            0);
+  EXPECT_EQ(made->waiting(1, 0), 0U);
+  EXPECT_EQ(made->waiting(1, 1), 1000000000000U);
+  EXPECT_EQ(made->waiting(0, kMostWires - 1), 77U);
+  EXPECT_FALSE(made->waiting(0, 0));
+  EXPECT_EQ(made->through(For::kInPlace), 0U) << "its words are others";
+}
+
 TEST(NodePage, HasRoomForManyRanks) {
   constexpr int kRanks = 200;
   auto made = NodePage::make(kRanks);

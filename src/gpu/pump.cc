@@ -34,6 +34,9 @@ uint32_t tag_of(int lane, int hop) { return static_cast<uint32_t>(lane * 2 + hop
 Pump::Pump(const std::vector<Wire>& wires, Options options)
     : options_(std::move(options)), wires_(wires) {
   lanes_.resize(static_cast<size_t>(options_.lanes));
+  if (options_.shares_link)
+    share_.emplace(options_.page, options_.local_rank, options_.local_size,
+                   static_cast<int>(wires_.size()));
   pump_thread_ = std::thread([this] { pump(); });
   if (options_.check) watch_thread_ = std::thread([this] { watch(); });
 }
@@ -61,6 +64,7 @@ void Pump::pump() {
     moved |= send_sums();
     moved |= look_at_page();
     moved |= retire();
+    share_link();
     hold(!operations_.empty());
     idle(moved);
   }
@@ -313,6 +317,21 @@ bool Pump::retire() {
   return moved;
 }
 
+uint64_t Pump::to_leave() const {
+  uint64_t sum = 0;
+  for (const auto& bytes : to_leave_) sum += bytes.load(std::memory_order_relaxed);
+  return sum;
+}
+
+void Pump::share_link() {
+  if (!share_) return;
+  std::array<uint64_t, kMostWires> waiting{};
+  for (size_t w = 0; w < wires_.size(); ++w)
+    waiting[w] = to_leave_[w].load(std::memory_order_relaxed);
+  const auto parts = share_->deal(std::span(waiting).first(wires_.size()), now());
+  for (size_t w = 0; w < parts.size(); ++w) wires_[w].weigh(parts[w]);
+}
+
 void Pump::watch_over() {
   Status status;
   for (const auto& wire : wires_) {
@@ -362,7 +381,7 @@ void Pump::idle(bool moved) {
   if (nap == 0)
     pause_cpu();
   else
-    take_nap(to_leave_ >= kPlenty * wires_.size() ? std::max(nap, kBusyNap) : nap);
+    take_nap(to_leave() >= kPlenty * wires_.size() ? std::max(nap, kBusyNap) : nap);
 }
 
 // --- What has ended, on the wires' threads -----------------------------------------------------------------------
@@ -435,7 +454,7 @@ void Pump::finish(const Ticket& ticket) {
   auto& o = *ticket.operation;
   if (ticket.kind == Kind::kSend) {
     --o.sends_left;
-    to_leave_ -= ticket.bytes;
+    to_leave_[static_cast<size_t>(ticket.wire - wires_.data())] -= ticket.bytes;
     return;
   }
   if (ticket.kind == Kind::kReport) {

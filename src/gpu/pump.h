@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -30,6 +31,7 @@
 #include "base/status.h"
 #include "gpu/deal.h"
 #include "gpu/flags.h"
+#include "gpu/link_share.h"
 #include "gpu/node_meeting.h"
 #include "gpu/node_page.h"
 #include "gpu/path_plan.h"
@@ -82,6 +84,8 @@ class Pump {
     ByMeeting<uint32_t> node_groups{};
     NodePage* page = nullptr;  ///< that they share, if they do
     int local_rank = 0;
+    int local_size = 1;
+    bool shares_link = false;  ///< PACELINE_LINK_RATE is given: by what waits, link_share.h
     uint64_t least_slice = kLeastSlice;  ///< of a message that is cut; the same on all ranks
     std::function<Status()> check;       ///< of GPU and NCCL; now and then, on a thread of its own
     /// Once, on the thread that found it, before any caller hears of it: who does may end the process, and the other
@@ -180,6 +184,8 @@ class Pump {
   bool retire();
   bool has_streamed();
   bool look_at_page();
+  void share_link();
+  [[nodiscard]] uint64_t to_leave() const;
   void idle(bool moved);
   void watch_over();
   void watch();
@@ -244,8 +250,10 @@ class Pump {
   bool holding_ = false;  ///< the wires know that something is under way here
   int64_t last_moved_ = 0, last_look_ = 0;
   uint32_t done_seen_ = 0, given_seen_ = 0;  ///< the done and the given flag
-  std::atomic<uint64_t> to_leave_{0};        ///< bytes that wires were given to send
-  std::atomic<bool> come_{false};            ///< a piece has since the thread last looked
+  std::optional<LinkShare> share_;
+  std::array<std::atomic<uint64_t>, kMostWires>
+      to_leave_{};                 ///< bytes that wires were given to send
+  std::atomic<bool> come_{false};  ///< a piece has since the thread last looked
 
   std::array<std::atomic<Time>, kOutTimes> out_at_{};
 

@@ -17,7 +17,7 @@ Status Pump::track(const Wire& wire, const Shared& o, size_t piece, Kind kind, S
     ++under_way_;
     if (kind == Kind::kSend) {
       ++o->sends_left;
-      to_leave_ += bytes;
+      to_leave_[static_cast<size_t>(&wire - wires_.data())] += bytes;
     }
   }
   const auto notify = [](void* context, paceline_op ended, paceline_code code) {

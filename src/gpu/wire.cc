@@ -139,6 +139,8 @@ Status Wire::health() const { return status_of(paceline_comm_health(comm_), comm
 
 void Wire::hold(const char* why) const { paceline_comm_hold(comm_, why); }
 
+void Wire::weigh(double parts) const { paceline_comm_weigh(comm_, parts); }
+
 void Wire::abort(const std::string& reason) const { paceline_comm_abort(comm_, reason.c_str()); }
 
 void Wire::abort(const Status& why) const {

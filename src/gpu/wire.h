@@ -45,6 +45,8 @@ class Wire {
   Status health() const;
   /// See paceline_comm_hold().
   void hold(const char* why) const;
+  /// See paceline_comm_weigh().
+  void weigh(double parts) const;
   void abort(const std::string& reason) const;
   /// The same, all ranks get the status' own code.
   void abort(const Status& why) const;
