@@ -49,6 +49,15 @@ def floor_seconds(trace: list[tuple[float, float]], optimizer: float, compute: f
     return max(compute, latest + optimizer)
 
 
+def ready_in_a_stretch(ready: list[float], traced: float, compute: float) -> list[float]:
+    """Ready times of a step that took `traced` seconds without communication, where others take `compute`.
+
+    A step whose ready times are noted begins on a GPU that has rested: its forward pass may take longer (GPT-2: 38 ms
+    where steps in a row take 32). What it took more was before the first gradient: a floor has to be the lower one.
+    """
+    return [max(at - max(traced - compute, 0.0), 0.0) for at in ready]
+
+
 def without_zero_rows(sizes: list[float], sent: float) -> list[float]:
     """What of these link bytes, in the order in which they are ready, travels where `sent` of them do.
 

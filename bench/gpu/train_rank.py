@@ -399,7 +399,8 @@ class Bench(bench_rank.BenchRank):
             if train_paths.without_barrier(path):
                 figures["floor"] = train_floor.floor_without_barrier(sum(sizes), compute, self.line)
                 continue
-            ready = list(zip(trace["ready_s"], sizes))
+            traced = sum(trace[part] for part in ("forward_s", "backward_s", "optimizer_s"))
+            ready = list(zip(train_floor.ready_in_a_stretch(trace["ready_s"], traced, compute), sizes))
             figures["floor"] = train_floor.floor_seconds(ready, trace["optimizer_s"], compute, self.line)
 
 

@@ -32,6 +32,11 @@ def test_floor_of_a_fast_line_is_the_arithmetic():
     assert train_floor.floor_seconds(trace, 0.001, 0.025, 1e12) == pytest.approx(0.025)
 
 
+def test_ready_times_are_those_of_steps_in_a_row():
+    assert train_floor.ready_in_a_stretch([0.04, 0.07], 0.083, 0.077) == pytest.approx([0.034, 0.064])
+    assert train_floor.ready_in_a_stretch([0.04, 0.07], 0.05, 0.077) == [0.04, 0.07], "the host was the slower one"
+
+
 def test_floor_counts_what_is_left_from_each_bucket_on():
     line = 1e9
     # The first bucket alone takes longer than all that comes after it is ready.
