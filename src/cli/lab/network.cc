@@ -138,7 +138,11 @@ Status Network::make_namespaces() {
 
 Status Network::make_links(const Options& options) {
   // A packet must be a packet where single ones get lost: no segmentation offload then.
-  const char* segments = options.loss > 0 ? " gso_max_segs 1" : "";
+  const auto batch_limit = batch_bytes(options.rate_bps);
+  const std::string segments = options.loss > 0 ? " gso_max_segs 1"
+                               : batch_limit < kLargestBatch
+                                   ? fmt::format(" gso_max_size {}", batch_limit)
+                                   : "";
   // By route, for the system's own choice (a sysctl) may be forbidden inside a namespace.
   auto route = [&](const char* device, const char* source) {
     return fmt::format("route replace 10.77.0.0/16 dev {} scope link src {} congctl {}\n", device,

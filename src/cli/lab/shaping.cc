@@ -42,6 +42,12 @@ uint64_t burst_bytes(double rate_bps) {
   return static_cast<uint64_t>(std::max(72e3, std::round(rate_bps / 8 * 80e-6)));
 }
 
+uint64_t batch_bytes(double rate_bps) {
+  const double late = rate_bps / 8 * std::chrono::duration<double>(kTimerIsLate).count();
+  const double room = static_cast<double>(burst_bytes(rate_bps)) - late;
+  return static_cast<uint64_t>(std::min(room, static_cast<double>(kLargestBatch)));
+}
+
 uint64_t queue_bytes(double rate_bps) {
   return static_cast<uint64_t>(std::max(512e3, std::round(rate_bps / 8 * 8e-3)));
 }

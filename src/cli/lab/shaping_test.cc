@@ -122,6 +122,18 @@ TEST(Shaping, BurstHoldsABatchAndEightyMicroseconds) {
   EXPECT_EQ(burst_bytes(1e9), 72000U);
   EXPECT_EQ(burst_bytes(25e9), 250000U);
   EXPECT_GE(queue_bytes(1e9), 4 * burst_bytes(1e9));
+  EXPECT_EQ(batch_bytes(1e9), kLargestBatch);
+  EXPECT_EQ(batch_bytes(5e9), 59500U);
+  EXPECT_EQ(batch_bytes(25e9), kLargestBatch);
+  for (double rate = 1e6; rate < 200e9; rate *= 1.1) {
+    EXPECT_LE(batch_bytes(rate), kLargestBatch) << rate;
+    EXPECT_GE(batch_bytes(rate), 54000U) << rate << ": not much smaller, for the processor's sake";
+    if (batch_bytes(rate) < kLargestBatch) {
+      EXPECT_NEAR(static_cast<double>(batch_bytes(rate)) + rate / 8 * 20e-6,
+                  static_cast<double>(burst_bytes(rate)), 1)
+          << rate;
+    }
+  }
 }
 
 TEST(Shaping, FlowsGetClassesOfTheirOwn) {
