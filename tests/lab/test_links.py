@@ -135,6 +135,13 @@ def test_segmentation_offload_is_off_where_packets_get_lost():
     assert all(nic["gso_max_segs"] > 1 for nic in plain)
 
 
+def test_batches_leave_room_in_the_burst_for_a_late_timer():
+    """72 kB without what a line of 5 Gb/s carries in 20 µs; one of 1 Gb/s has room for the kernel's batches."""
+    for rate, largest in (("5gbit", 59500), ("1gbit", 65536)):
+        nics, _ = interfaces("--quiet", "--no-calibration", "--rate", rate)
+        assert [nic["gso_max_size"] for nic in nics] == [largest, largest]
+
+
 @pytest.mark.parametrize("flags", [[], ["--congestion", "reno"]])
 def test_congestion_control_of_a_connection_to_another_node(flags):
     code = """
