@@ -6,8 +6,9 @@
 // piece at once. Both directions are busy, `--window` operations are under way. Numbers of threads take turns, medians
 // count. With --burst all ranks begin a window of operations together and wait for all of it, as a step's gradients do:
 // what a wire or a rank that got less of the link has left at the end shows. With --late a node's first rank begins later:
-// what the others leave of the link meanwhile is missing at the end where each may send at its even share alone. Gb/s are of gradients' encodings out of a node
-// (and as many into it), headers not counted; cores are user and system time of one rank over wall time.
+// what the others leave of the link meanwhile is missing at the end where each may send at its even share alone. Gb/s are
+// of gradients' encodings out of a node (and as many into it), headers not counted; cores are user and system time of one
+// rank over wall time.
 #include <fmt/format.h>
 #include <sys/resource.h>
 

@@ -3,8 +3,8 @@
 
 #include <array>
 #include <atomic>
-#include <numeric>
 #include <random>
+#include <thread>
 
 #include "gpu/cluster.h"
 
@@ -163,23 +163,21 @@ TEST(LinkShare, ThePumpTellsItsWires) {
     cluster.comm(r)->even_rate = kEven;
     cluster.comm(r)->job->channel = std::make_unique<RememberedRate>(rates[static_cast<size_t>(r)]);
     ASSERT_TRUE(path.reserve(kCount * 4, kCount * 4).is_ok());
-    if (r == 0) cluster.network().hold_between(0, 2);
     Tensor tensor(cluster, r, kCount * sizeof(float));
     std::fill_n(tensor.as<float>(), kCount, 1.0F);
     AllReduce a;
     a.data = tensor.address();
     a.count = kCount;
     a.codec = 1;
-    auto id = path.all_reduce(a);
-    ASSERT_TRUE(id.is_ok());
+    std::jthread lets_go;
     if (r == 0) {
-      while (rates[0] != 2 * kEven) std::this_thread::yield();
-      cluster.network().hold_between(0, 2, false);
+      cluster.network().hold_between(0, 2);
+      lets_go = std::jthread([&] {
+        while (rates[0] != 2 * kEven) std::this_thread::yield();
+        cluster.network().hold_between(0, 2, false);
+      });
     }
-    ASSERT_TRUE(path.join(*id, nullptr).is_ok());
-    bool finite = false;
-    ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
-    ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+    carry(cluster, path, a);
     EXPECT_EQ(tensor.as<float>()[kCount - 1], 4.0F);
     EXPECT_TRUE(path.destroy().is_ok());
   });

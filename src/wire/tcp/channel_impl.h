@@ -60,9 +60,9 @@ class TcpChannelImpl final : public TcpChannel {
   void abort(const Status& why) override;
   void set_interlude(Interlude* interlude) override { shared_.interlude = interlude; }
   void limit_rate(uint64_t bytes_per_second) override {
-    flow_limit_ =
-        (bytes_per_second + static_cast<uint64_t>(options_.flows) - 1) /
-        static_cast<uint64_t>(options_.flows);  // what waits meanwhile is looked at soon anyway
+    // Without a wake(): where something waits, progress() is called soon anyway.
+    flow_limit_ = (bytes_per_second + static_cast<uint64_t>(options_.flows) - 1) /
+                  static_cast<uint64_t>(options_.flows);
   }
   [[nodiscard]] Counters counters() const override {
     Counters c = shared_.counters;
