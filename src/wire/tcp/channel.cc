@@ -270,30 +270,35 @@ void TcpChannelImpl::collect(Events& events) {
 }
 
 void TcpChannelImpl::flush_dirty() {
-  // flush() may mark a peer again (more to send than the budget): that is for the next round.
+  // What follows may mark a peer again (more to send than the budget): that is for the next round.
   std::vector<TcpPeer*> now_dirty;
   now_dirty.swap(dirty_);
+  // All peers' control before any peer's data: they share this host's link, and its queue holds milliseconds of data. A
+  // receive announced behind that keeps its sender, and with it a ring, idle for as long.
   for (TcpPeer* peer : now_dirty) {
     peer->dirty = false;
-    flush(*peer);
+    flush_control(*peer);
   }
+  for (TcpPeer* peer : now_dirty) flush_data(*peer);
   if (dirty_.empty()) {
     now_dirty.clear();
     dirty_.swap(now_dirty);  // keeps the capacity
   }
 }
 
-void TcpChannelImpl::flush(TcpPeer& peer) {
+void TcpChannelImpl::flush_control(TcpPeer& peer) {
   run_connection_timers(peer);
-  if (peer.control != nullptr && !peer.control->wants_write) {
-    Connection& c = *peer.control;
-    IoResult r = pump_control(c, *peer.session, shared_.counters);
-    if (r.end == IoEnd::kBroken) {
-      broken(c, r);
-    } else if (r.end == IoEnd::kBlocked) {
-      ask_for_write(c, true);
-    }
+  if (peer.control == nullptr || peer.control->wants_write) return;
+  Connection& c = *peer.control;
+  IoResult r = pump_control(c, *peer.session, shared_.counters);
+  if (r.end == IoEnd::kBroken) {
+    broken(c, r);
+  } else if (r.end == IoEnd::kBlocked) {
+    ask_for_write(c, true);
   }
+}
+
+void TcpChannelImpl::flush_data(TcpPeer& peer) {
   feed_flows(peer);
   note_backlog(peer);
   schedule(peer);
@@ -438,7 +443,7 @@ void TcpChannelImpl::handle_event(Connection& c, uint32_t what) {
 void TcpChannelImpl::handle_control(Connection& c, uint32_t what) {
   TcpPeer& peer = peer_state(c.peer);
   mark(peer);
-  if ((what & EPOLLOUT) != 0) ask_for_write(c, false);  // flush() writes
+  if ((what & EPOLLOUT) != 0) ask_for_write(c, false);  // flush_control() writes
   if ((what & (EPOLLIN | EPOLLERR | EPOLLHUP | EPOLLRDHUP)) == 0) return;
   IoResult r = fill_input(c, shared_.counters);
   if (r.end == IoEnd::kBroken) {

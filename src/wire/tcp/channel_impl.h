@@ -90,7 +90,8 @@ class TcpChannelImpl final : public TcpChannel {
   [[nodiscard]] std::string peer_name(Rank rank) const;
   void mark(TcpPeer& peer);
   void flush_dirty();
-  void flush(TcpPeer& peer);
+  void flush_control(TcpPeer& peer);
+  void flush_data(TcpPeer& peer);
   void feed_flows(TcpPeer& peer);
   void note_backlog(TcpPeer& peer);
   void limit_flows();
