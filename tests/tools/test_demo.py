@@ -147,6 +147,14 @@ def test_the_picture_has_three_panels_of_what_was_measured():
     report.plt.close(picture)
 
 
+def test_no_communication_alone_has_its_picture_too():
+    made = cluster(no_communication=(0.1, 0))
+    demo.add_floors(made)
+    throughput, _, sent = (picture := report.figure(made)).axes
+    assert len(throughput.patches) == 1 and not sent.patches
+    report.plt.close(picture)
+
+
 @pytest.mark.parametrize("quickest", [1, 2, 4])
 def test_powersgd_gets_the_rank_that_was_measured_to_be_quickest(monkeypatch, quickest):
     """The middle of its blocks counts; a single slow or quick one does not."""
@@ -175,6 +183,19 @@ def test_powersgd_gets_the_rank_that_was_measured_to_be_quickest(monkeypatch, qu
     monkeypatch.setattr(compare, "power", lambda name, rank: built.append((name, rank)))
     compare.make_variants(["gloo-powersgd"], peers)
     assert built == [("gloo-powersgd", quickest)]
+
+
+def test_rounds_find_a_heap_whose_pages_are_there():
+    code = (
+        "import resource, torch, compare; faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "compare.touch_heap(); before = faults()\n"
+        "for mib in (4, 100): torch.ones(mib << 20, dtype=torch.uint8)\n"
+        "print(faults() - before)"
+    )
+    # As demo.py starts it; 104 MiB are 26,624 pages.
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=DEMO, env=demo.settings())
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1000
 
 
 def test_ranks_take_the_first_one_s_choice(monkeypatch):

@@ -43,10 +43,11 @@ def program() -> Path:
 def settings() -> dict:
     """What every rank is started with, unless the user wants it otherwise.
 
-    Top-k's values travel as fp16: what the rounding leaves over is kept too. glibc keeps memory that was freed: whether
-    it gives a layer's gradient back to the kernel and takes it anew, page by page, is chance, and differs by process.
+    Top-k's values travel as fp16: what the rounding leaves over is kept too. glibc keeps memory that was freed, in one
+    heap of all threads, which compare.py touches: whether it gives a layer's gradient or a hook's copy back to the
+    kernel and takes it anew, page by page, is chance, and differs by process.
     """
-    heap = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+    heap = {"MALLOC_MMAP_MAX_": "0", "MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
     return {"PACELINE_TOPK_FP16": "1", **heap, **os.environ}
 
 

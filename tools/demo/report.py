@@ -69,7 +69,8 @@ def loss(axis, cluster: dict) -> None:
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_xlabel("wall-clock seconds of training")
     axis.set_ylabel("training loss")
-    axis.legend(fontsize=8, frameon=False)
+    if axis.lines:
+        axis.legend(fontsize=8, frameon=False)
     axis.set_title("Loss over time, equal number of steps", loc="left", fontweight="bold")
 
 
@@ -84,7 +85,7 @@ def link_bytes(axis, cluster: dict) -> None:
         off = run["bytes_measured"] / run["bytes_predicted"] - 1 if run["bytes_predicted"] else 0
         axis.text(max(measured[i], predicted[i]), i, f"  {measured[i]:.2f} MB ({off:+.1%})", va="center", fontsize=8.5)
     axis.set_yticks(list(at), [LABELS[r["name"]] for r in runs])
-    axis.set_xlim(0, max(measured + predicted) * 1.32)
+    axis.set_xlim(0, max(measured + predicted, default=1) * 1.32)
     axis.set_xlabel("MB a step, busiest link (filled: measured, hatched: predicted)")
     axis.set_title("Bytes over the wire", loc="left", fontweight="bold")
 
