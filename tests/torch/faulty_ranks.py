@@ -41,6 +41,38 @@ def killed_in_training():
         (model(batch(step, 5, 6)) ** 2).mean().backward()
 
 
+def models_of_other_shapes():
+    DistributedDataParallel(torch.nn.Sequential(mlp(0), torch.nn.Linear(3, 7 if RANK == 1 else 8)))
+
+
+def models_of_other_types():
+    DistributedDataParallel(torch.nn.Linear(3, 4, dtype=torch.float64 if RANK == 2 else torch.float32))
+
+
+def models_of_other_tensors():
+    DistributedDataParallel(torch.nn.Linear(3, 4, bias=RANK != 0))
+
+
+def models_frozen_elsewhere():
+    model = torch.nn.Linear(3, 4)
+    model.bias.requires_grad_(RANK != 1)
+    DistributedDataParallel(model)
+
+
+def models_in_another_order():
+    layers = [("first", torch.nn.Linear(3, 3)), ("second", torch.nn.Linear(3, 3))]
+    model = torch.nn.Module()
+    for name, layer in layers if RANK != 2 else layers[::-1]:
+        model.add_module(name, layer)
+    DistributedDataParallel(model)
+
+
+def buffers_of_other_shapes():
+    model = torch.nn.Linear(3, 4)
+    model.register_buffer("seen", torch.zeros(5 if RANK == 1 else 6))
+    DistributedDataParallel(model)
+
+
 def killed_in_a_collective():
     for step in range(1_000_000):
         if RANK == 1 and step == 20:

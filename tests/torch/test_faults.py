@@ -76,6 +76,24 @@ def test_shapes_that_differ_are_named_on_all_ranks():
         assert len(shapes) >= 2 and "all_reduce" in report["text"], report["text"]
 
 
+MODELS = {
+    "models_of_other_shapes": "'1.weight' is float32 [8, 3] on ranks 0, 2 and float32 [7, 3] on rank 1",
+    "models_of_other_types": "'weight' is float32 [4, 3] on ranks 0, 1 and float64 [4, 3] on rank 2",
+    "models_of_other_tensors": "'bias' is missing on rank 0 and float32 [4] on ranks 1, 2",
+    "models_frozen_elsewhere": "'bias' is float32 [4] on ranks 0, 2 and float32 [4], frozen on rank 1",
+    "models_in_another_order": "tensor 0 is 'first.weight' on rank 0 and 'second.weight' on rank 2",
+    "buffers_of_other_shapes": "'seen' is float32 [6] on ranks 0, 2 and float32 [5] on rank 1",
+}
+
+
+@pytest.mark.parametrize("which", MODELS)
+def test_models_that_differ_are_named_on_all_ranks(which):
+    others, first, everything = survivors(which)
+    for report in [*others, first]:
+        assert report["kind"] == "MismatchError", everything
+        assert report["text"].endswith(f"{MODELS[which]}: build it alike on every rank"), report["text"]
+
+
 def test_dtypes_that_differ_are_named_on_all_ranks():
     others, first, everything = survivors("dtypes_differ", ranks=2)
     for report in [*others, first]:

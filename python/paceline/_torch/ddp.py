@@ -12,7 +12,7 @@ import weakref
 import torch.distributed as dist
 
 from paceline import _state
-from paceline._torch import buckets, cpu_ddp, cuda, cuda_ddp, endpoints, lost_ranks, overlap, residuals
+from paceline._torch import buckets, cpu_ddp, cuda, cuda_ddp, endpoints, lost_ranks, overlap, residuals, same_model
 from paceline._torch.start_lines import say_once
 from paceline.errors import PacelineError, UnsupportedError
 
@@ -86,6 +86,7 @@ def patch(module):
         return
     cls._paceline_patched = True
     _choose_buckets(cls)
+    _compare_first(cls)
     _wrap_after(cls, "__init__")
     _wrap_after(cls, "__setstate__")
     _wrap_register(cls)
@@ -160,6 +161,32 @@ def _first_bucket_of_at_most(threshold):
         yield
     finally:
         dist._DEFAULT_FIRST_BUCKET_BYTES = usual
+
+
+def _compare_first(cls):
+    """All ranks hear of models that differ, before torch's own comparison, of which rank 0 hears nothing."""
+    original = cls.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def wrapper(self, *args, **kwargs):
+        try:
+            given = signature.bind(self, *args, **kwargs).arguments
+        except TypeError:  # torch's own sentence
+            return original(self, *args, **kwargs)
+        if not _state.disabled() and dist.is_initialized() and _compares(given):
+            with lost_ranks.naming():
+                same_model.check(given["module"], given.get("process_group"))
+        return original(self, *args, **kwargs)
+
+    cls.__init__ = wrapper
+
+
+def _compares(arguments):
+    """Where torch does, too; a device mesh names its process group only inside DDP."""
+    if arguments.get("device_mesh") is not None or not arguments.get("init_sync", True):
+        return False
+    return dist.get_world_size(arguments.get("process_group")) > 1
 
 
 def _wrap_after(cls, name):

@@ -120,6 +120,29 @@ TEST(Strangers, RandomBytesOnTheSocketAreRefused) {
   });
 }
 
+TEST(Strangers, WhoSaysTooMuchIsRefusedAndToldOf) {
+  run_ranks(2, [](Node& node) {
+    const Said said;
+    if (node.rank == 0) {
+      std::mt19937 random(std::random_device{}());
+      for (int i = 0; i < 20; ++i) {
+        auto socket = connect_to(node.board.address[1]);
+        ASSERT_TRUE(socket.is_ok()) << socket.status().to_string();
+        auto greeting = encode(Hello{0, 1, 2, "", {}});  // a true one, but for its length
+        greeting.resize(kPacketLimit + 1 + random() % 4000);
+        ASSERT_EQ(send_packet(socket->get(), greeting, {}), PacketState::kOk);
+      }
+    }
+    talk(node, 1 - node.rank, 0);
+    EXPECT_TRUE(node.losses.empty());
+    node.meet();
+    const auto text = said.text();
+    EXPECT_EQ(times("sent something else than a handshake", text), node.rank == 1 ? 1U : 0U)
+        << text;
+    EXPECT_EQ(times("\n", text), node.rank == 1 ? 1U : 0U) << text;
+  });
+}
+
 // Whatever a stranger says it is, it fills nobody's log.
 TEST(Strangers, AComplaintIsLoggedOnceWhoeverTheyAre) {
   run_ranks(2, [](Node& node) {

@@ -97,8 +97,8 @@ PacketState receive_packet(int socket, Packet& packet) {
     }
   }
   // MSG_CTRUNC: no descriptor was free here for some of them, or there were too many; who expects them counts them.
-  if (n == 0 || (message.msg_flags & MSG_TRUNC) != 0) return PacketState::kClosed;
-  packet.bytes.resize(static_cast<std::size_t>(n));
+  if (n == 0) return PacketState::kClosed;
+  packet.bytes.resize((message.msg_flags & MSG_TRUNC) != 0 ? 0 : static_cast<std::size_t>(n));
   return PacketState::kOk;
 }
 

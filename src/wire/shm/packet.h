@@ -25,8 +25,8 @@ enum class PacketState { kOk, kAgain, kClosed };
 
 /// kAgain: the socket's buffer is full.
 PacketState send_packet(int socket, std::span<const std::byte> bytes, std::span<const int> fds);
-/// kAgain: nothing is there. A packet above kPacketLimit counts as kClosed; of descriptors those are missing for which this
-/// process has no room.
+/// kAgain: nothing is there. A packet above kPacketLimit comes as an empty one, which is no message; of descriptors those
+/// are missing for which this process has no room.
 PacketState receive_packet(int socket, Packet& packet);
 
 /// A listening socket. `directory` empty: an abstract name (it lives and dies with the process,
