@@ -177,7 +177,9 @@ def test_powersgd_gets_the_rank_that_was_measured_to_be_quickest(monkeypatch, qu
     peers = compare.tuned_peers(["gloo", "gloo-powersgd"], None)
     assert peers["power_rank"] == quickest
     assert peers["power_step_s"] == {rank: 0.2 if rank == quickest else 0.3 for rank in (1, 2, 4)}
-    assert blocks == [(rank, measured) for measured in (False, True) for rank in (1, 2, 4)], "in turn, warm before"
+    assert blocks == [(rank, measured) for measured in (False, True, True, True) for rank in (1, 2, 4)], (
+        "in turn, warm before"
+    )
     assert closed == [1, 2, 4]
     built = []
     monkeypatch.setattr(compare, "power", lambda name, rank: built.append((name, rank)))

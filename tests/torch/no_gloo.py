@@ -1,5 +1,6 @@
 """Makes torch's Gloo unavailable, before anything could use it: control and data must go through Paceline alone."""
 
+import torch._C._distributed_c10d as compiled
 import torch.distributed.distributed_c10d as c10d
 
 
@@ -15,3 +16,10 @@ c10d._GLOO_AVAILABLE = False
 c10d.ProcessGroupGloo = _Gone
 if hasattr(c10d, "Backend") and hasattr(c10d.Backend, "_plugins"):
     c10d.Backend._plugins.pop("GLOO", None)
+del compiled.ProcessGroupGloo  # what torch's Python wraps: no import of it finds it any more
+try:
+    from torch._C._distributed_c10d import ProcessGroupGloo  # noqa: F401
+except ImportError:
+    pass
+else:
+    raise AssertionError("torch's Gloo can still be imported")

@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 POWER_RANKS = (1, 2, 4)
 CODECS = {"paceline-fp16": "fp16", "paceline-topk": "topk"}
+TUNING_BLOCKS = 3  # of each setting, in turn, after one to warm up; the median counts
 FP16_BUCKETS_MB = (4, 25)  # as Paceline's, and DDP's default
 MTU, HEADERS, FRAME = 1500, 52, 14  # IPv4 and TCP with time stamps; Ethernet
 ACKNOWLEDGED = 44  # segments in a GSO batch: the receiver sees one large segment and answers once
@@ -149,7 +150,7 @@ def fastest(data: train.Digits, candidates: dict) -> tuple[int, dict[int, float]
     candidates: functions that make a Variant, by setting.
     """
     variants = {setting: make() for setting, make in candidates.items()}
-    for _ in range(2):
+    for _ in range(1 + TUNING_BLOCKS):
         for v in variants.values():
             v.block(data, 3, record=v.step > 0)
     times = {setting: statistics.median(v.step_seconds) for setting, v in variants.items()}

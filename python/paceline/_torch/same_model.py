@@ -16,7 +16,7 @@ from paceline.errors import MismatchError
 def check(module, group):
     """Raises MismatchError on all ranks of `group` (None: the world's) where their parameters or buffers differ.
 
-    module: what DistributedDataParallel is given. One number of 8 bytes goes round; the descriptions only if it differs.
+    module: what DistributedDataParallel is given. 8 bytes a rank go round; the descriptions only where these differ.
     """
     described = _described(module)
     if described is None:
@@ -29,7 +29,8 @@ def check(module, group):
         return
     everybody = [None] * len(words)
     dist.all_gather_object(everybody, described, group=group)
-    raise MismatchError(f"the model is not the same on all ranks: {_difference(everybody)}: build it alike on every rank")
+    what = _difference(everybody)
+    raise MismatchError(f"the model is not the same on all ranks: {what}: build it alike on every rank")
 
 
 def _described(module):
