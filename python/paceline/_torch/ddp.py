@@ -175,8 +175,7 @@ def _compare_first(cls):
         except TypeError:  # torch's own sentence
             return original(self, *args, **kwargs)
         if not _state.disabled() and dist.is_initialized() and _compares(given):
-            with lost_ranks.naming():
-                same_model.check(given["module"], given.get("process_group"))
+            same_model.check(given["module"], given.get("process_group"))
         return original(self, *args, **kwargs)
 
     cls.__init__ = wrapper
