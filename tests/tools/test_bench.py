@@ -174,6 +174,29 @@ def test_bytes_are_predicted_in_packets_of_the_link(mtu, tmp_path):
 
 
 @in_a_lab
+@pytest.mark.parametrize(
+    ("inner", "algorithm", "plan", "buffers"),
+    [
+        (0, "auto", "two-level all-reduce 2×2", 1),  # each node gives a half of every shard away, and a half of its sum
+        (1, "two_level", "two-level all-reduce 4×1", 1.5),  # a ring through all ranks enters and leaves a node once
+        (4, "two_level", "two-level all-reduce 1×4", 2),  # every rank gives two others a quarter, and its own's sum
+    ],
+)
+def test_links_carry_what_the_inner_groups_leave_to_them(inner, algorithm, plan, buffers, tmp_path):
+    path = tmp_path / "lines.json"
+    words = ("bench", "allreduce", "--bytes", "4MiB", "--iterations", "4", "--turns", "1", "--json", str(path))
+    done = run_lab(
+        "--nodes", "2", "--slots", "2", "--rate", "1gbit", "--no-calibration", "--quiet",
+        command=[str(PROGRAM), *words], timeout=200, PACELINE_INNER_SIZE=str(inner), PACELINE_ALGORITHM=algorithm,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = lines(path)
+    assert row["plan"] == plan
+    assert row["bytes_predicted"] == pytest.approx(buffers * (4 << 20) / 1448 * 1514, rel=0.01)
+    assert row["bytes_measured"] == pytest.approx(row["bytes_predicted"], rel=0.02)
+
+
+@in_a_lab
 def test_a_line_names_the_codec_that_the_settings_gave(tmp_path):
     words = ("--bytes", "4KiB,1MiB", "--iterations", 2, "--turns", 1, "--codec", "settings")
     small, large = bench_in_a_lab(tmp_path / "topk.json", *words, PACELINE_CODEC="topk", PACELINE_TOPK_RATIO="0.02")

@@ -1,0 +1,88 @@
+"""Settings of the wire and of plans through the whole engine, in real processes: what they change, and right sums."""
+
+import json
+import random
+
+import pytest
+from conftest import WORKER, run
+
+SUMS = WORKER.with_name("sums.py")
+
+
+@pytest.fixture
+def sums(paceline, python, tmp_path):
+    """What each rank of a job of so many found under these settings; the sums are checked in the ranks."""
+
+    def launched(size, ranks_a_node, **settings):
+        seed = random.randrange(1 << 30)
+        result = run([paceline, "run", "-np", size, "--", python, SUMS, tmp_path, seed, ranks_a_node], **settings)
+        assert result.returncode == 0, f"seed {seed}\n{result.stdout}{result.stderr}"
+        return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
+
+    return launched
+
+
+def sent(found, memory="private", what="payload_sent"):
+    """By all ranks together, as a multiple of the buffer."""
+    return sum(one[memory][what] for one in found) / found[0]["bytes"]
+
+
+@pytest.mark.parametrize("flows", [1, 4])
+def test_flows(sums, flows):
+    """To each of two other ranks so many connections, and one for control."""
+    for found in sums(3, 1, PACELINE_FLOWS=flows):
+        assert f"tcp, {flows} flow{'s' if flows > 1 else ''} · " in found["describe"]
+        # In a ring a rank sends to its neighbour on one side, by whichever of the flows has room.
+        busy = [count for count in found["connections"] if count > 1 << 16]
+        assert min(flows, 2) <= len(busy) <= flows, found["connections"]
+        assert len(found["connections"]) == 2 * (flows + 1), found["connections"]
+        assert sent([found]) == pytest.approx(4 / 3, rel=0.001)
+
+
+@pytest.mark.parametrize("ranks_a_node", [1, 2])
+def test_checksums(sums, ranks_a_node):
+    assert sent(sums(4, ranks_a_node, PACELINE_CHECKSUM="on")) == pytest.approx(6, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("pull", "private", "shared"),
+    [("auto", 0, 0), ("mapped", 1, 0), ("process_vm_readv", 0, 0), ("copy", 1, 1)],
+)
+def test_how_ranks_of_a_node_read_each_other_s_memory(sums, pull, private, shared):
+    """Where they read it in place only headers go through the ring between them: of private memory or of shared."""
+    found = sums(3, 3, PACELINE_SHM_PULL=pull)
+    for memory, copied in (("private", private), ("shared", shared)):
+        assert sent(found, memory) == pytest.approx(4, rel=0.001)
+        assert sent(found, memory, "wire_sent") == pytest.approx(4 * copied, abs=0.05)
+
+
+#: Ranks, ranks a node, settings, what the line at the start says, and by how much the sum of a buffer is more than it.
+INNER = [
+    # Two groups of two nodes each: half of the buffer inside, a half to and fro between them, half of it inside again.
+    (4, 1, {"PACELINE_INNER_SIZE": 2}, "two-level, exact: 4 ranks on 4 nodes, 4 MiB: 2 groups", 4 * 1.5),
+    # Dense codecs are for what goes between the groups, whoever has a node to itself.
+    (4, 1, {"PACELINE_INNER_SIZE": 2, "PACELINE_CODEC": "fp16"}, "two-level, fp16 between nodes", 4 * 1.25),
+    (4, 1, {"PACELINE_INNER_SIZE": 1, "PACELINE_CODEC": "fp16"}, "fp16 between nodes", 4 * 0.75),
+    # Two groups on one node; a third rank alone in its group shares its one rail.
+    (4, 4, {"PACELINE_INNER_SIZE": 2}, "two-level, exact: 4 ranks on 1 node, 4 MiB: 2 groups", 4 * 1.5),
+    (3, 3, {"PACELINE_INNER_SIZE": 2}, "two-level, exact: 3 ranks on 1 node, 4 MiB: 2 groups", 4),
+    # Groups that lie across nodes, and one group of all.
+    (4, 2, {"PACELINE_INNER_SIZE": 3}, "two-level, exact: 4 ranks on 2 nodes, 4 MiB: 2 groups", 6),
+    (4, 2, {"PACELINE_INNER_SIZE": 4, "PACELINE_ALGORITHM": "two_level"}, "PACELINE_ALGORITHM asks for it", 4 * 1.5),
+]
+
+
+@pytest.mark.parametrize(("size", "ranks_a_node", "settings", "said", "buffers"), INNER)
+def test_inner_groups(sums, size, ranks_a_node, settings, said, buffers):
+    found = sums(size, ranks_a_node, **settings)
+    assert all(said in one["describe"] for one in found), found[0]["describe"]
+    assert sent(found) == pytest.approx(buffers, rel=0.001)
+
+
+@pytest.mark.parametrize(("inner", "groups"), [(1, 4), (2, 2)])
+def test_top_k_between_inner_groups(sums, inner, groups):
+    """Of everything, so that the sums are exact: each entry once more for its place."""
+    light = {"LIGHT_TOPK_ALLREDUCE": 1, "LIGHT_2D_ALLREDUCE": 1, "LIGHT_INTRA_SIZE": inner, "LIGHT_TOPK_RATIO": 1}
+    light["LIGHT_TOPK_THRESHOLD"] = 0
+    found = sums(4, 4, **light)
+    assert all(one["describe"].endswith(f"top-k between {groups} groups") for one in found), found[0]["describe"]
