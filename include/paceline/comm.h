@@ -143,6 +143,8 @@ typedef struct paceline_transfer_args {
       any_length; /* 1, on both sides: a receive takes at most `bytes`; what arrives says how long it is */
   paceline_notify_fn notify; /* NULL: who submitted waits, or watches */
   void* context;             /* handed to it */
+  const char*
+      shape; /* "float32 [2, 3]": where the sides' differ both get an error with the two; NULL: the length counts */
 } paceline_transfer_args;
 
 typedef struct paceline_result {

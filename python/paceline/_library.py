@@ -113,6 +113,7 @@ class TransferArgs(_Sized):
         ("any_length", c_int32),
         ("notify", c_void_p),
         ("context", c_void_p),
+        ("shape", c_char_p),
     ]
 
 

@@ -7,6 +7,7 @@ operation, calls back; _completions.py). Buffers belong to the caller until the 
 """
 
 import atexit
+import contextlib
 import ctypes
 import itertools
 import json
@@ -19,7 +20,7 @@ from ctypes import byref, c_float, c_int32, c_uint32, c_uint64, c_void_p
 
 from paceline import _library
 from paceline._completions import Completions
-from paceline.errors import InvalidArgumentError, PacelineError, UnsupportedError, from_code
+from paceline.errors import InvalidArgumentError, MismatchError, PacelineError, UnsupportedError, from_code
 
 DTYPES = {
     "float32": 0,
@@ -177,13 +178,16 @@ class Communicator:
             raise self._failure(code, self._sentence(self._handle, result.op))
         return bool(result.finite)
 
-    def send(self, pointer, size, peer, tag=0, group=0, name="", timeout=0.0):
-        """Queues `size` bytes for rank `peer` of the group. Returns the operation id."""
-        return self._transfer(self._library.paceline_send, pointer, size, peer, tag, group, name, timeout)
+    def send(self, pointer, size, peer, tag=0, group=0, name="", timeout=0.0, shape=""):
+        """Queues `size` bytes for rank `peer` of the group. Returns the operation id. shape: see receive()."""
+        return self._transfer(self._library.paceline_send, pointer, size, peer, tag, group, name, timeout, shape)
 
-    def receive(self, pointer, size, peer, tag=0, group=0, name="", timeout=0.0):
-        """Queues the receipt of `size` bytes from rank `peer` of the group. Returns the operation id."""
-        return self._transfer(self._library.paceline_receive, pointer, size, peer, tag, group, name, timeout)
+    def receive(self, pointer, size, peer, tag=0, group=0, name="", timeout=0.0, shape=""):
+        """Queues the receipt of `size` bytes from rank `peer` of the group. Returns the operation id.
+
+        shape: "float32 [2, 3]"; a message of another shape, or without one, is an error on both sides.
+        """
+        return self._transfer(self._library.paceline_receive, pointer, size, peer, tag, group, name, timeout, shape)
 
     def test(self, op):
         """True once the operation has ended."""
@@ -325,7 +329,8 @@ class Communicator:
     def close(self):
         """Orderly end: waits until all ranks have called it (at most the time-out), then frees the handle.
 
-        A failure that nobody here has heard of (a broadcast's root does not wait for the others) is said on stderr.
+        A failure that nobody here has heard of (a broadcast's root does not wait for the others) is said on stderr;
+        where ranks ran different operations whoever gathers mismatches() gets the error instead.
         """
         with self._lock:
             if self._closing or self._handle is None:
@@ -342,8 +347,11 @@ class Communicator:
         code = self._library.paceline_comm_destroy(handle)
         self._ended = True
         if code and not self._is_told:
-            sentence = _text(self._library.paceline_error(None))
-            print(f"paceline: rank {self.rank}: {sentence}", file=sys.stderr, flush=True)
+            error = from_code(code, _text(self._library.paceline_error(None)))
+            if _mismatches is not None and isinstance(error, MismatchError):
+                _mismatches.append(error)
+            else:
+                print(f"paceline: rank {self.rank}: {error}", file=sys.stderr, flush=True)
         for callback in self._completions.left():
             callback(from_code(5, "the communicator was closed while the operation was under way"), True)
 
@@ -418,9 +426,16 @@ class Communicator:
             )
         return (c_uint64 * size)(*numbers)
 
-    def _transfer(self, function, pointer, size, peer, tag, group, name, timeout):
+    def _transfer(self, function, pointer, size, peer, tag, group, name, timeout, shape):
         args = _library.TransferArgs(
-            group=group, peer=peer, tag=tag, data=pointer, bytes=size, name=name.encode(), timeout_s=timeout
+            group=group,
+            peer=peer,
+            tag=tag,
+            data=pointer,
+            bytes=size,
+            name=name.encode(),
+            timeout_s=timeout,
+            shape=shape.encode(),
         )
         op = c_uint64()
         self._check(function(self._open_handle(), byref(args), byref(op)))
@@ -486,11 +501,23 @@ def _text(raw):
     return raw.decode("utf-8", "replace") if raw else ""
 
 
+@contextlib.contextmanager
+def mismatches():
+    """Gives a list; inside, close() adds the MismatchErrors to it that nobody on this rank has heard of."""
+    global _mismatches
+    outer, _mismatches = _mismatches, []
+    try:
+        yield _mismatches
+    finally:
+        _mismatches = outer
+
+
 def open_communicators():
     """All that this process has made and not closed."""
     return list(_live.values())
 
 
+_mismatches = None
 _live = weakref.WeakValueDictionary()
 _serials = itertools.count()
 

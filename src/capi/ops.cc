@@ -116,6 +116,7 @@ paceline_code transfer(paceline_comm* comm, const paceline_transfer_args* args, 
   t.any_length = a.any_length != 0;
   t.timeout = to_time(a.timeout_s);
   assign(t.name, a.name);
+  assign(t.shape, a.shape);
   const engine::Notice notice{a.notify, a.context};
   auto id = sending ? comm->runner->send(t, notice) : comm->runner->receive(t, notice);
   if (!id) return report(id.status());

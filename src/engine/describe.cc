@@ -24,6 +24,16 @@ std::string codec_text(const plan::CodecSpec& c) {
   return text;
 }
 
+// Its two sides have names of their own ("send float32 [2, 3] to rank 1", "recv float32 [3, 2] from rank 0").
+std::string transfers_differ(const Description& a, const std::string& rank_a, const Description& b,
+                             const std::string& rank_b) {
+  const bool a_sends = a.pair_send > 0;
+  const auto& from = a_sends ? a : b;
+  const auto& to = a_sends ? b : a;
+  return fmt::format("{}: {} sends {}, {} expects {}", from.title(), a_sends ? rank_a : rank_b,
+                     from.contents(), a_sends ? rank_b : rank_a, to.contents());
+}
+
 }  // namespace
 
 uint64_t mix(uint64_t seed, uint64_t value) {
@@ -46,7 +56,10 @@ std::string Description::title() const {
 }
 
 std::string Description::contents() const {
-  if (kind == kTransfer) return count == kAnyLength ? "any length" : fmt::format("{} bytes", count);
+  if (kind == kTransfer) {
+    if (!shape.empty()) return shape;
+    return count == kAnyLength ? "any length" : fmt::format("{} bytes", count);
+  }
   if (kind == static_cast<uint8_t>(plan::Collective::kBarrier)) return "nothing to carry";
   // Where the caller's own type says more (bool travels as uint8), its text begins with that.
   if (!shape.empty())
@@ -77,6 +90,8 @@ uint32_t digest_of(const Description& d) {
 
 std::string disagreement(const Description& a, const std::string& rank_a, const Description& b,
                          const std::string& rank_b) {
+  if (a.kind == Description::kTransfer && b.kind == Description::kTransfer)
+    return transfers_differ(a, rank_a, b, rank_b);
   if (a.kind != b.kind || a.name != b.name) {
     return fmt::format(
         "{} is at {} ({}) where {} is at {} ({}); all ranks of a group must submit the same "

@@ -24,7 +24,8 @@ struct Description {
   Rank root = 0;
   uint64_t count = 0;        ///< elements; bytes of a transfer
   uint64_t counts_hash = 0;  ///< of the per-rank counts, 0 when there are none
-  /// All-to-all, in questions only: elements that the asker sends to the asked and expects from it.
+  /// All-to-all, in questions only: elements that the asker sends to the asked and expects from it. A transfer: 1 for
+  /// the side that this rank is on.
   uint64_t pair_send = 0, pair_receive = 0;
   std::string name;
   std::string shape;

@@ -438,7 +438,9 @@ Result<OpId> EngineImpl::transfer(const Transfer& t, bool sending, Time now) {
   r.description.kind = Description::kTransfer;
   r.description.count = t.any_length ? Description::kAnyLength : t.bytes;
   r.any_length = t.any_length;
+  (sending ? r.description.pair_send : r.description.pair_receive) = 1;
   r.description.name = shortened(t.name, Description::kTextLimit);
+  r.description.shape = shortened(t.shape, Description::kTextLimit);
   r.digest = digest_of(r.description);
   r.timeout = t.timeout > 0 ? t.timeout : options_.default_timeout;
   r.peer = g->ranks[static_cast<std::size_t>(t.peer)];

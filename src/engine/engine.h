@@ -75,6 +75,7 @@ struct Transfer {
   /// The sender says how long the message is; a receive takes at most `bytes`. Both sides set it.
   bool any_length = false;
   std::string name;
+  std::string shape;  ///< "float32 [2, 3]", the same on both sides; empty: only the length counts
   Time timeout = 0;
 };
 

@@ -73,6 +73,12 @@ def buffers_of_other_shapes():
     DistributedDataParallel(model)
 
 
+def another_model_first():
+    models = [DistributedDataParallel(torch.nn.Linear(3, rows, bias=rows == 4)) for rows in (4, 5)]
+    for model in models[::-1] if RANK == 1 else models:
+        model(torch.rand(2, 3)).sum().backward()
+
+
 def killed_in_a_collective():
     for step in range(1_000_000):
         if RANK == 1 and step == 20:
@@ -134,6 +140,23 @@ def shapes_differ_from_the_roots():
             raise AssertionError("integers have no average")
     dist.broadcast(torch.rand(3, 4 + RANK % 2), 1)
     dist.destroy_process_group()
+
+
+def sent(shape, dtype):
+    """The sender waits for nobody either; nor does rank 2, which has no part in it."""
+    if RANK == 0:
+        dist.send(torch.rand(2, 3), 1)
+    elif RANK == 1:
+        dist.recv(torch.zeros(shape, dtype=dtype), 0)
+    dist.destroy_process_group()
+
+
+def shapes_sent_differ():
+    sent((3, 2), torch.float32)
+
+
+def dtypes_sent_differ():
+    sent((2, 3), torch.int32)
 
 
 def one_never_comes():

@@ -94,6 +94,14 @@ def test_models_that_differ_are_named_on_all_ranks(which):
         assert report["text"].endswith(f"{MODELS[which]}: build it alike on every rank"), report["text"]
 
 
+def test_gradients_that_come_in_another_order_are_named_on_all_ranks():
+    others, first, everything = survivors("another_model_first")
+    for report in [*others, first]:
+        assert report["kind"] == "MismatchError", everything
+        assert "bucket 0 of model 0 (weight … bias)' (float32 [16])" in report["text"], report["text"]
+        assert "bucket 0 of model 1 (weight)' (float32 [15])" in report["text"], report["text"]
+
+
 def test_dtypes_that_differ_are_named_on_all_ranks():
     others, first, everything = survivors("dtypes_differ", ranks=2)
     for report in [*others, first]:
@@ -106,9 +114,20 @@ def test_shapes_that_differ_from_the_roots_are_named_on_the_root_too():
     for report in others:
         assert report["kind"] == "MismatchError", everything
         assert set(re.findall(r"\[3, \d\]", report["text"])) == {"[3, 4]", "[3, 5]"}, report["text"]
-    if root["kind"] != "MismatchError":  # it was through, and came to the end
-        (said,) = re.findall(r"paceline: rank 1: (broadcast .*)", everything)
-        assert set(re.findall(r"\[3, \d\]", said)) == {"[3, 4]", "[3, 5]"}, said
+    assert root["kind"] == "MismatchError", everything  # it was through, and came to the end
+    assert set(re.findall(r"\[3, \d\]", root["text"])) == {"[3, 4]", "[3, 5]"}, root["text"]
+
+
+SENT = {"shapes_sent_differ": "float32 [3, 2]", "dtypes_sent_differ": "int32 [2, 3]"}
+
+
+@pytest.mark.parametrize("which", SENT)
+def test_a_message_that_the_receiver_takes_for_another_is_named_on_all_ranks(which):
+    others, receiver, everything = survivors(which)
+    for report in [*others, receiver]:
+        assert report["kind"] == "MismatchError", everything
+        ends = f"rank 0 (host {HOST}) sends float32 [2, 3], rank 1 (host {HOST}) expects {SENT[which]}"
+        assert report["text"].endswith(ends), report["text"]
 
 
 NEVER = ["one_never_comes", "one_never_comes_to_a_monitored_barrier"]

@@ -102,18 +102,15 @@ class Attachment:
                 yield name, parameter, self._keys[id(parameter)]
 
     def layout(self, bucket):
-        """The bucket's segments (codecs with residuals) and its name, kept while its parameters stay the same."""
-        if not self.endpoint.steps.enabled:
-            key = bucket.index()
-            if key not in self._layouts:
-                self._layouts[key] = (None, f"bucket {key} of model {self.model}")
-            return self._layouts[key]
+        """The bucket's segments (None without a codec with residuals) and its name, kept while it holds the same."""
         parameters = bucket.parameters()
-        key = tuple(map(id, parameters))
+        key = (bucket.index(), *map(id, parameters))
         if key not in self._layouts:
-            names = [self._names.get(i, "?") for i in key]
+            names = [self._names.get(id(p), "?") for p in parameters]
             span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-            segments = core.segment_array([(self._keys[id(p)], 0, p.numel()) for p in parameters])
+            segments = None
+            if self.endpoint.steps.enabled:
+                segments = core.segment_array([(self._keys[id(p)], 0, p.numel()) for p in parameters])
             self._layouts[key] = (segments, f"bucket {bucket.index()} of model {self.model} ({span})")
         return self._layouts[key]
 

@@ -5,7 +5,9 @@ import functools
 import torch
 import torch.distributed as dist
 
+from paceline import communicator as core
 from paceline._torch import aborts, cuda, cuda_group, endpoints, lost_ranks, overlap
+from paceline._torch.work import as_torch_error
 
 
 def patch():
@@ -22,25 +24,35 @@ def patch():
 
     @functools.wraps(original)
     def destroy_process_group(group=None):
-        whole = group is None or group is dist.group.WORLD
-        if whole:
-            cuda_group.close_all()
-        unseen = overlap.end_all(None if whole else group)
-        cuda.close(None if whole else group)
-        endpoints.close(None if whole else group)
-        if whole:
-            aborts.end_world(original)
-        else:
-            original(group)
-        if not whole and hasattr(group, "paceline_endpoint"):
-            group.shutdown()  # which torch only calls where our group is a backend within one of its own
-        if whole:
-            endpoints.close_native()
+        with core.mismatches() as mismatches:
+            unseen = _end(original, group)
+        # Updates of the last step are missing; or what a rank did that waits for nobody (a broadcast's root, a sender)
+        # was not what the others did.
+        unseen += [as_torch_error(error) for error in mismatches]
         if unseen:
-            raise unseen[0]  # updates of the last step are missing
+            raise unseen[0]
 
     destroy_process_group._paceline_patched = True
     _replace("destroy_process_group", destroy_process_group)
+
+
+def _end(original, group):
+    """Ends what was built on a process group, then the group by torch's own function; the errors that nobody saw."""
+    whole = group is None or group is dist.group.WORLD
+    if whole:
+        cuda_group.close_all()
+    unseen = overlap.end_all(None if whole else group)
+    cuda.close(None if whole else group)
+    endpoints.close(None if whole else group)
+    if whole:
+        aborts.end_world(original)
+    else:
+        original(group)
+    if not whole and hasattr(group, "paceline_endpoint"):
+        group.shutdown()  # which torch only calls where our group is a backend within one of its own
+    if whole:
+        endpoints.close_native()
+    return unseen
 
 
 def patch_batches():

@@ -365,6 +365,7 @@ class _Operations:
             self._group,
             f"send {describe(tensor)} to rank {peer}",
             self._timeout,
+            describe(tensor),
         )
         return self._work(op, [tensor], keep=source)
 
@@ -380,6 +381,7 @@ class _Operations:
             self._group,
             f"recv {describe(tensor)} from rank {peer}",
             self._timeout,
+            describe(tensor),
         )
         return self._work(op, [tensor], [(tensor, target)])
 

@@ -1,0 +1,93 @@
+// Messages from rank to rank: matched by peer, tag and order, and refused where the two sides differ.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "engine/engine_test_util.h"
+
+namespace paceline::engine {
+namespace {
+
+TEST(Transfers, MatchByPeerAndTagInOrder) {
+  Cluster cluster(3);
+  std::vector<std::vector<std::byte>> sent;
+  std::vector<std::vector<std::byte>> got(6);
+  std::mt19937_64 random(5);
+  std::vector<std::pair<Rank, OpId>> ids;
+  for (std::size_t k = 0; k < 6; ++k) {
+    sent.emplace_back(random() % 100000);
+    for (auto& x : sent.back()) x = static_cast<std::byte>(random());
+    got[k].resize(sent[k].size());
+  }
+  for (std::size_t k = 0; k < 6; ++k) {
+    Transfer t;
+    t.peer = 2;
+    t.tag = k % 2;
+    t.data = sent[k].data();
+    t.bytes = sent[k].size();
+    ids.emplace_back(0, *cluster[0].send(t, 0));
+  }
+  for (std::size_t k : {1, 0, 3, 2, 5, 4}) {
+    Transfer t;
+    t.peer = 0;
+    t.tag = k % 2;
+    t.data = got[k].data();
+    t.bytes = got[k].size();
+    ids.emplace_back(2, *cluster[2].receive(t, 0));
+  }
+  ASSERT_TRUE(cluster.drive([&] {
+    for (auto [r, id] : ids) {
+      if (cluster[r].outcome(id) == nullptr) return false;
+    }
+    return true;
+  }));
+  EXPECT_EQ(got, sent);
+}
+
+TEST(Transfers, SizesThatDifferAreNamed) {
+  Cluster cluster(2);
+  std::vector<std::byte> data(100);
+  Transfer t;
+  t.peer = 1;
+  t.data = data.data();
+  t.bytes = 100;
+  t.name = "halo";
+  auto a = *cluster[0].send(t, 0);
+  t.peer = 0;
+  t.bytes = 60;
+  auto b = *cluster[1].receive(t, 0);
+  ASSERT_TRUE(cluster.drive([&] { return cluster[0].outcome(a) && cluster[1].outcome(b); }));
+  EXPECT_EQ(cluster[0].health().message(),
+            "message 'halo': rank 0 (host host-a) sends 100 bytes, rank 1 (host host-b) expects 60 "
+            "bytes");
+}
+
+// As many bytes, and yet not what the receiver takes them for: both sides hear of it, the sender after the fact.
+TEST(Transfers, ShapesThatDifferAreNamed) {
+  for (const char* other : {"int32 [5, 5]", "float32 [25]", ""}) {
+    Cluster cluster(2);
+    std::vector<std::byte> data(100);
+    Transfer t;
+    t.peer = 0;
+    t.data = data.data();
+    t.bytes = 100;
+    t.shape = "float32 [5, 5]";
+    auto a = *cluster[1].send(t, 0);
+    t.peer = 1;
+    t.shape = other;
+    auto b = *cluster[0].receive(t, 0);
+    ASSERT_TRUE(cluster.drive([&] { return cluster[1].outcome(a) && cluster[0].outcome(b); }));
+    ASSERT_TRUE(cluster.drive([&] { return !cluster[0].health() && !cluster[1].health(); }));
+    for (Rank r : {0, 1}) {
+      EXPECT_EQ(cluster[r].health().code(), Code::kMismatch);
+      EXPECT_EQ(cluster[r].health().message(),
+                fmt::format("message: rank 1 (host host-b) sends float32 [5, 5], rank 0 (host "
+                            "host-a) expects {}",
+                            *other == '\0' ? "100 bytes" : other));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace paceline::engine
