@@ -31,12 +31,13 @@ PRINT = threading.Lock()
 REPORT = re.compile(r"(WARNING|ERROR): (Thread|Address|Leak|Memory)Sanitizer|: runtime error: ")
 #: The files that make sense with torch 1.13: the others need packages of the newer torch.
 _OLD = (
-    *("buckets", "codecs", "ddp", "faults", "group", "lost_ranks", "models", "older", "overlap", "shared_pages"),
-    *("restart", "start"),
+    *("buckets", "codecs", "ddp", "faults", "group", "killed_ranks", "lost_ranks", "models", "older", "overlap"),
+    *("restart", "shared_pages", "start"),
 )
 TORCH_1_13 = [f"tests/torch/test_{name}.py" for name in _OLD]
 #: Of torch's the files that bound how soon a rank hears of another's end: they want the machine.
-TIMED = [f"tests/torch/test_{name}.py" for name in ("aborts", "faults", "guard", "lost_ranks", "overlap", "restart")]
+_TIMED = ("aborts", "faults", "guard", "killed_ranks", "lost_ranks", "overlap", "restart")
+TIMED = [f"tests/torch/test_{name}.py" for name in _TIMED]
 #: Modules with threads or with memory that several processes share: what ThreadSanitizer is for.
 THREADED = ("base", "codec", "wire_shm", "wire_tcp", "bootstrap", "engine", "capi", "gpu")
 #: What every run instruments: the code that takes bytes from strangers, and its threads. --instrumented: all.

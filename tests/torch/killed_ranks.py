@@ -1,0 +1,63 @@
+"""A rank is killed in the middle of what all do over and over: killed_ranks.py WHAT VICTIM.
+
+Every rank is a node of its own where CHECKS_NODES is set. Each survivor leaves what it saw, and when.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from faulty_notes import note, seen
+from models import batch, mlp
+from torch.nn.parallel import DistributedDataParallel
+
+RANK = int(os.environ["RANK"])
+if "CHECKS_NODES" in os.environ:
+    os.environ["PACELINE_NODE_ID"] = f"node {RANK}"
+
+import paceline.torch  # noqa: F401
+from paceline._torch.ddp import attachment_of
+
+WHAT, VICTIM = sys.argv[1], int(sys.argv[2])
+LAST = 20
+
+
+def until_killed(step):
+    for number in range(1_000_000):
+        if RANK == VICTIM and number == LAST:
+            note(at=time.monotonic())
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(number)
+
+
+def training():
+    model = DistributedDataParallel(mlp(0))
+
+    def step(number):
+        model.zero_grad()
+        (model(batch(number, 5, 6)) ** 2).mean().backward()
+        attachment_of(model)  # raises where the model does not travel through Paceline
+
+    until_killed(step)
+
+
+def buffers():
+    """DDP spreads rank 0's before each forward pass, from C++, by the script's own Gloo."""
+    model = DistributedDataParallel(torch.nn.BatchNorm1d(6, dtype=torch.float64))
+    until_killed(lambda number: model(batch(number, 5, 6)))
+
+
+def collectives():
+    until_killed(lambda number: dist.all_reduce(torch.ones(1000)))
+
+
+def broadcasts():
+    """Its root waits for nobody, and the others for it alone."""
+    until_killed(lambda number: dist.broadcast(torch.ones(1000), VICTIM))
+
+
+dist.init_process_group("gloo" if WHAT in ("training", "buffers") else "paceline")
+seen(globals()[WHAT])
