@@ -14,13 +14,13 @@ from faulty_notes import note, seen
 from models import batch, mlp
 from torch.nn.parallel import DistributedDataParallel
 
-RANK = int(os.environ["RANK"])
 if "CHECKS_NODES" in os.environ:
-    os.environ["PACELINE_NODE_ID"] = f"node {RANK}"
+    os.environ["PACELINE_NODE_ID"] = f"node {os.environ['RANK']}"
 
 import paceline.torch  # noqa: F401
 from paceline._torch.ddp import attachment_of
 
+RANK = int(os.environ["RANK"])
 WHAT, VICTIM = sys.argv[1], int(sys.argv[2])
 LAST = 20
 
