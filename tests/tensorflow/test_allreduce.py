@@ -82,11 +82,14 @@ def test_ranks_end_well(two_ranks):
     assert codes == [0, 0], "\n".join(outputs)[-3000:]
 
 
-def test_killed_rank(tmp_path):
-    results, outputs, codes = run_ranks(tmp_path, 3, ["eager_operations", DEADLY], script=ENDINGS)
-    for rank in (0, 1):
+@pytest.mark.parametrize("victim", [0, 2])
+def test_killed_rank(tmp_path, victim):
+    results, outputs, codes = run_ranks(
+        tmp_path, 3, ["eager_operations", DEADLY], script=ENDINGS, nodes=victim == 0, VICTIM=str(victim)
+    )
+    for rank in {0, 1, 2} - {victim}:
         assert results[rank].get(DEADLY) == "ok", f"rank {rank}:\n{results[rank].get(DEADLY)}\n{outputs[rank][-3000:]}"
-    assert codes[2] == -9
+    assert codes[victim] == -9
 
 
 def check(outcome, cases):
