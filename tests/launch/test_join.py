@@ -1,5 +1,6 @@
 """Ranks that don't come together, as real processes: each says who is missing, gone or odd, and what to do."""
 
+import re
 import socket
 import subprocess
 import time
@@ -20,11 +21,15 @@ else:
 """
 
 
-def start(python, environments, timeout=30):
+def start(python, environments, timeout=30, program=JOIN):
     """A process for each of `environments`."""
     return [
         subprocess.Popen(
-            [python, "-c", JOIN, str(timeout)], stdout=subprocess.PIPE, text=True, env=clean_environment(**environment)
+            [python, "-c", program, str(timeout)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=clean_environment(**environment),
         )
         for environment in environments
     ]
@@ -49,6 +54,40 @@ def test_sizes_that_differ_are_named_on_every_rank(python, free_port, sizes):
         for rank in (0, 1):
             assert f"rank {rank} (host " in text and f"with {sizes[rank]}" in text, text
         assert "Start all ranks with the same size (WORLD_SIZE" in text, text
+
+
+@pytest.mark.parametrize("variable", ["PACELINE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"])
+def test_the_patience_for_a_rank_that_never_comes_is_a_setting(python, free_port, variable):
+    place = {"WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "PACELINE_PORT": free_port, variable: "1.5"}
+    for text in end(start(python, [{"RANK": r, **place} for r in (0, 2)], timeout=0)):
+        # Whoever began to wait first tells the other, too.
+        assert re.match(r"TimeoutError after 1(\.\d)? s rank 1 of 3 never came", text), text
+        assert "PACELINE_START_TIMEOUT sets the patience" in text, text
+
+
+#: Rank 0's sum waits for rank 1, which has joined and does nothing until its standard input ends.
+SUM = """
+import array, sys
+from paceline import communicator as core
+comm = core.Communicator(timeout=0)
+if comm.rank == 1:
+    sys.stdin.read()
+    sys.exit()
+data = array.array("f", [1.0])
+address = data.buffer_info()[0]
+try:
+    comm.run(core.ALL_REDUCE, dtype=0, input=address, output=address, count=1, name="loss")
+except Exception as e:
+    print(type(e).__name__, e)
+"""
+
+
+@pytest.mark.parametrize("variable", ["PACELINE_TIMEOUT", "GLOO_TIMEOUT_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS"])
+def test_the_patience_for_a_rank_that_does_not_take_part_is_a_setting(python, free_port, variable):
+    place = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "PACELINE_PORT": free_port, variable: "1.5"}
+    text = end(start(python, [{"RANK": r, **place} for r in (0, 1)], program=SUM))[0]
+    assert text.startswith("TimeoutError") and "after 1.5 s" in text and "all-reduce 'loss'" in text, text
+    assert f"rank 1 (host {socket.gethostname()})" in text, text
 
 
 #: Joins over a folder as the callers' store. Of questions for a failure, which a rank asks from time to time once it
