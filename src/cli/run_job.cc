@@ -30,6 +30,7 @@ constexpr Time kSilence = 200 * kMillisecond;  // an unfinished line is shown af
 constexpr rlim_t kDescriptors = 256;           // of the launcher itself, and of strangers
 constexpr rlim_t kRankDescriptors = 7;  // of each rank: pipes, files, connection to the server
 constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP};
+constexpr int kSshFailed = 255;  // what ssh itself ends with
 
 struct Running {
   const JobProcess* process = nullptr;
@@ -298,6 +299,12 @@ void Job::ended(Running& running, int status) {
                  ? fmt::format("was ended by signal {} ({})", running.exit_code - 128,
                                ::strsignal(running.exit_code - 128))
                  : fmt::format("ended with exit code {}", running.exit_code);
+  if (running.process->remote && running.exit_code == kSshFailed) {
+    how += fmt::format(
+        ", as ssh does where it can't log in: 'ssh -o BatchMode=yes {} true' must succeed from "
+        "here",
+        running.process->where);
+  }
   bool others = std::any_of(running_.begin(), running_.end(), [](auto& r) { return !r.ended; });
   say(fmt::format("rank {} (host {}) {}{}", running.process->rank, running.process->where, how,
                   others ? "; ending the others" : ""));

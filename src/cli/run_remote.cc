@@ -30,7 +30,8 @@ std::string remote_script(const std::vector<std::pair<std::string, std::string>>
   script += fmt::format(
       "cd {0} || {{ echo \"paceline run: no directory \"{0}\" on $(uname -n)\" >&2; exit 126; }}\n",
       shell_quote(directory));
-  // setsid makes the command the leader of a group of its own: kill -- -$child reaches all of it.
+  // setsid makes the command the leader of a group of its own: kill -- -$child reaches all of it. What comes before
+  // that finds no such group, and goes to the process that is about to lead it.
   // What a shell starts in the background ignores Ctrl-C, unless somebody undoes it.
   script +=
       "undo=; env --default-signal=INT,QUIT true 2>/dev/null && "
@@ -39,7 +40,9 @@ std::string remote_script(const std::vector<std::pair<std::string, std::string>>
   script +=
       "exec 3<&0 </dev/null\n"
       "( trap '' TERM HUP INT\n"
-      "  while read -r signal <&3; do kill -s \"$signal\" -- -$child 2>/dev/null; done\n"
+      "  while read -r signal <&3; do\n"
+      "    kill -s \"$signal\" -- -$child 2>/dev/null || kill -s \"$signal\" $child 2>/dev/null; "
+      "done\n"
       "  kill -s TERM -- -$child 2>/dev/null; sleep 2; kill -s KILL -- -$child 2>/dev/null ) "
       ">/dev/null 2>&1 &\n"
       "watcher=$!\n"

@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "launch" / "worker.py"
+OVER_FILES = WORKER.with_name("file_store.py")
 #: What would make a process think that some launcher started it.
 FOREIGN = ("PACELINE_", "PERSEUS_", "SLURM_", "OMPI_", "PMI", "MPI_", "TORCHELASTIC_", "HYDRA_")
 TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -50,6 +52,15 @@ def run(command, timeout=120, **environment):
         out, err = process.communicate()
         raise AssertionError(f"{command} did not end within {timeout} s\n{out}\n{err}") from None
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def wait_until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def expect_ranks(result, size):

@@ -3,10 +3,9 @@
 import re
 import socket
 import subprocess
-import time
 
 import pytest
-from conftest import clean_environment, run
+from conftest import OVER_FILES, clean_environment, run, wait_until
 
 #: Prints one line a rank: what came of the join.
 JOIN = """
@@ -90,42 +89,6 @@ def test_the_patience_for_a_rank_that_does_not_take_part_is_a_setting(python, fr
     assert f"rank 1 (host {socket.gethostname()})" in text, text
 
 
-#: Joins over a folder as the callers' store. Of questions for a failure, which a rank asks from time to time once it
-#: waits for others, each leaves a byte.
-JOIN_OVER_FILES = """
-import os, pathlib, sys
-from paceline.communicator import Communicator
-folder, rank, size = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-
-class Files:
-    def put(self, key, value):
-        new = folder / f"{key.replace('/', '_')}.{rank}"
-        new.write_bytes(value)
-        new.rename(folder / key.replace("/", "_"))
-
-    def get(self, key):
-        if key.endswith("failed"):
-            with open(folder / f"asked.{rank}", "ab") as file:
-                file.write(b".")
-        path = folder / key.replace("/", "_")
-        return path.read_bytes() if path.exists() else None
-
-try:
-    Communicator(rank, size, store=Files(), timeout=30)
-except Exception as e:
-    print(type(e).__name__, e)
-"""
-
-
-def wait_until(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
-
-
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_is_killed_is_named_with_its_host_by_all_others(python, tmp_path, victim):
     """While all wait for rank 4, which does not come."""
@@ -137,7 +100,7 @@ def test_a_rank_that_is_killed_is_named_with_its_host_by_all_others(python, tmp_
     environment = clean_environment(PACELINE_INTERFACE="lo")
     ranks = [
         subprocess.Popen(
-            [python, "-c", JOIN_OVER_FILES, tmp_path, str(r), "5"], stdout=subprocess.PIPE, text=True, env=environment
+            [python, OVER_FILES, tmp_path, str(r), "5"], stdout=subprocess.PIPE, text=True, env=environment
         )
         for r in range(4)
     ]

@@ -16,7 +16,7 @@ import termios
 import time
 
 import pytest
-from conftest import ROOT, WORKER, clean_environment, expect_ranks, run
+from conftest import ROOT, WORKER, clean_environment, expect_ranks, run, wait_until
 
 sys.path.append(str(ROOT / "tests" / "lab"))
 
@@ -33,15 +33,6 @@ def alive(mark):
         except OSError:
             continue
     return found
-
-
-def wait_until(condition, seconds=15):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @contextlib.contextmanager
@@ -431,6 +422,8 @@ def sshd(tmp_path):
 
 #: A loopback address that `paceline run` does not take for this machine: reached by ssh.
 REMOTE = "127.0.0.2"
+#: A name that means nothing to anybody.
+NOWHERE = "no-such-host.invalid"
 
 
 def test_over_ssh(paceline, python, sshd):
@@ -493,7 +486,22 @@ def test_over_ssh_an_interrupt_is_a_python_script_s_own_affair(paceline, python,
 def test_a_host_that_refuses_is_an_error(paceline):
     result = run([paceline, "run", "--ssh", "ssh -F none -p 1", "-H", REMOTE, "true"], timeout=60)
     assert result.returncode == 255
-    assert "rank 0" in result.stderr
+    said = f"rank 0 (host {REMOTE}) ended with exit code 255, as ssh does where it can't log in: "
+    assert said + f"'ssh -o BatchMode=yes {REMOTE} true' must succeed from here" in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize(("hosts", "code"), [(f"{NOWHERE}:2,localhost:1", 2), (f"{REMOTE}:1,{NOWHERE}:1", 255)])
+def test_a_host_that_can_t_be_resolved_is_named(paceline, tmp_path, sshd, hosts, code):
+    """By the launcher, which asks for the way to the first other host; by ssh of those after it."""
+    ran = tmp_path / "ran"
+    result = run([paceline, "run", "--ssh", sshd, "-H", hosts, "--", "sh", "-c", f"touch {ran}; sleep 60"], timeout=60)
+    assert result.returncode == code
+    if code == 2:
+        assert f"paceline run: host '{NOWHERE}' can't be resolved" in result.stderr, result.stderr
+        assert "check its name, /etc/hosts and DNS" in result.stderr and not ran.exists(), result.stderr
+    else:
+        assert f"Could not resolve hostname {NOWHERE}" in result.stderr, result.stderr
+        assert f"rank 1 (host {NOWHERE}) ended with exit code 255" in result.stderr, result.stderr
 
 
 def test_selftest_needs_no_framework(paceline):
