@@ -13,6 +13,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "launch" / "worker.py"
+SUMS = WORKER.with_name("sums.py")
 OVER_FILES = WORKER.with_name("file_store.py")
 #: What would make a process think that some launcher started it.
 FOREIGN = ("PACELINE_", "PERSEUS_", "SLURM_", "OMPI_", "PMI", "MPI_", "TORCHELASTIC_", "HYDRA_")

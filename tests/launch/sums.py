@@ -4,7 +4,7 @@
 
 RANKS_A_NODE consecutive ranks call themselves a node. The numbers are small and whole, so that their sums are exact in
 any order and in fp16. A rank leaves in FOLDER/RANK.json what its largest all-reduce sent, in private memory and in
-memory that it shares with its node, and how many bytes each of its TCP connections has brought away.
+memory that it shares with its node, and what its TCP connections have brought away.
 """
 
 import array
@@ -19,7 +19,7 @@ import socket
 import struct
 import sys
 
-os.environ["PACELINE_NODE_ID"] = f"node {int(os.environ['PACELINE_RANK']) // int(sys.argv[3])}"
+os.environ["PACELINE_NODE_ID"] = f"node {int(os.environ['RANK']) // int(sys.argv[3])}"
 
 from paceline import communicator as core
 
@@ -60,15 +60,16 @@ class Sums:
         return {name: after[name] - before[name] for name in ("payload_sent", "wire_sent")}
 
 
-def acknowledged():
-    """Bytes that have arrived at the other ends of this process's TCP connections, in ascending order."""
+def connections():
+    """Of this process's TCP connections the bytes that have arrived at the other end, in ascending order, and the
+    address at this one."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as s:  # OSError: no socket
             if s.family in (socket.AF_INET, socket.AF_INET6):
                 info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 if info[0] == _ESTABLISHED:
-                    found.append(struct.unpack_from("Q", info, _ACKNOWLEDGED)[0])
+                    found.append((struct.unpack_from("Q", info, _ACKNOWLEDGED)[0], s.getsockname()[0]))
     return sorted(found)
 
 
@@ -90,7 +91,7 @@ def main():
     shared = sums.check("f", COUNTS[-1], target, target)
     comm.unshare(target)
     found = {"describe": comm.describe(), "bytes": 4 * COUNTS[-1], "private": private, "shared": shared}
-    found["connections"] = acknowledged()
+    found["connections"] = connections()
     pathlib.Path(sys.argv[1], f"{comm.rank}.json").write_text(json.dumps(found))
     comm.close()
 

@@ -54,8 +54,8 @@ def test_mpich_again_in_one_process(python):
     expect_ranks(run(["mpirun.mpich", "-np", 2, python, WORKER, "--rounds", 3]), 2)
 
 
-def torchrun(python, port, *more):
-    return [python, "-m", "torch.distributed.run", "--nproc_per_node", 3, "--master_addr", "127.0.0.1",
+def torchrun(python, port, *more, address="127.0.0.1"):
+    return [python, "-m", "torch.distributed.run", "--nproc_per_node", 3, "--master_addr", address,
             "--master_port", port, *more]  # fmt: skip
 
 
