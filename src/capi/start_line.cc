@@ -68,10 +68,12 @@ std::string start_line(const bootstrap::Job& job, const Settings& settings,
     why = fmt::format(": more than {} bytes ({})", options.hierarchical_threshold,
                       settings.source("hierarchical_threshold"));
   }
+  const auto& asks = settings.source("codec");
+  const auto codec_why = asks.empty() ? std::string() : fmt::format(" ({})", asks);
   return fmt::format(
-      "{} on {}{} · {} · {}, {}{}", plural(t.size(), "rank"), plural(t.node_count, "node"),
+      "{} on {}{} · {} · {}, {}{}{}", plural(t.size(), "rank"), plural(t.node_count, "node"),
       job.launcher.empty() ? "" : fmt::format(" ({})", job.launcher), job.channel->describe(),
-      plan::algorithm_name(algorithm), codec_words(request.codec, settings), why);
+      plan::algorithm_name(algorithm), codec_words(request.codec, settings), codec_why, why);
 }
 
 }  // namespace paceline::capi

@@ -1,8 +1,9 @@
 """Ranks that train on a GPU and meet a fault. Who sees it writes what it saw.
 
-Arguments: killed, stopped, raises (rank 1) or cut (the link of rank 1's node; nobody dies); before or after the
-backward pass. With backend nccl torch's own group sums up the losses meanwhile, and nobody waits for that; with
-CHECKS_READS=1 every host does, at once. CHECKS_DESTROYS=1: the process group is destroyed before the error goes on.
+Arguments: killed, stopped, raises (rank 1), cut (the link of rank 1's node; nobody dies) or differs (rank 1's model;
+nobody dies); before or after the backward pass. With backend nccl torch's own group sums up the losses meanwhile, and
+nobody waits for that; with CHECKS_READS=1 every host does, at once. CHECKS_DESTROYS=1: the process group is destroyed
+before the error goes on.
 """
 
 import faulthandler
@@ -75,8 +76,14 @@ def comes_to_rest():
 def main():
     which, where = sys.argv[1:3]
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(512, 2048), nn.Tanh(), nn.Linear(2048, 2048), nn.Tanh(), nn.Linear(2048, 16))
-    model = wrapped(net)
+    width = 17 if which == "differs" and RANK == VICTIM else 16
+    net = nn.Sequential(nn.Linear(512, 2048), nn.Tanh(), nn.Linear(2048, 2048), nn.Tanh(), nn.Linear(2048, width))
+    try:
+        model = wrapped(net)
+    except BaseException as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        note(kind=type(error).__name__, kinds=kinds, text=str(error), unchanged=True, rests=comes_to_rest())
+        raise
     fused = os.environ.get("CHECKS_FUSED") == "1"  # then the host does not wait before the step
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=fused)
     snapshots, works = {}, []

@@ -7,7 +7,7 @@ from lab_launch import LabRun
 def survivors(which, where, nodes, timeout=60, script="faulty_gpu.py", **extra):
     done = LabRun(script, nodes, [which, where], timeout=timeout, grace="10s", **extra)
     assert not done.hung, done.everything()
-    lost = [] if which == "cut" else [1]
+    lost = [] if which in ("cut", "differs") else [1]
     others = [report for rank, report in enumerate(done.reports) if rank not in lost]
     for report in others:
         assert "kind" in report, done.everything()
@@ -45,6 +45,15 @@ def test_a_fused_optimizer_that_nobody_waited_for_changes_nothing(where):
     for report in others:
         assert report["kind"] == "PeerLostError", everything
         assert report["at"] - victim["at"] < 2.0, report["at"] - victim["at"]
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_models_that_differ_are_named_on_all_ranks(backend):
+    everybody, _, everything = survivors("differs", "before", 2, CHECKS_BACKEND=backend)
+    assert len(everybody) == 2, everything
+    for report in everybody:
+        assert report["kind"] == "MismatchError", everything
+        assert "'4.weight' is float32 [16, 2048] on rank 0 and float32 [17, 2048] on rank 1" in report["text"], report
 
 
 @pytest.mark.parametrize("slots", [1, 2])

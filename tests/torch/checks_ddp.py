@@ -36,7 +36,7 @@ def refused(part, action):
     """What torch itself can't do, in its own words."""
     try:
         action()
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         assert part in str(error), str(error)
     else:
         raise AssertionError("this torch can do it after all")
@@ -54,6 +54,13 @@ def bytes_travelled_through_paceline():
     square(ours, 0)
     assert attachment_of(ours).endpoint.communicator.stats()["operations"] > before
     assert ours._get_ddp_logging_data()["comm_hook"] == "paceline"
+
+
+@check
+def a_model_left_on_the_host_gets_torchs_own_sentence():
+    """A group for CUDA tensors alone (torch 2) has no way on which models on the host could be compared."""
+    group = dist.new_group(backend="cuda:gloo") if MODERN else dist.new_group()
+    refused("device_ids", lambda: DistributedDataParallel(mlp(0), device_ids=[0], process_group=group))
 
 
 @check

@@ -1,6 +1,6 @@
 """A script as a user has it: plain DDP, started by torchrun, mpirun or torch.multiprocessing.
 
-$SCRIPT_IMPORT is the one line that is added to it.
+$SCRIPT_IMPORT is the one line that is added to it, $SCRIPT_LATE one that comes after the process group is made.
 """
 
 import os
@@ -15,6 +15,7 @@ import torch.multiprocessing as mp  # noqa: E402
 
 def train():
     dist.init_process_group("gloo")
+    exec(os.environ.get("SCRIPT_LATE", ""))
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2).double())

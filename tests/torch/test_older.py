@@ -44,7 +44,9 @@ def test_fsdp_is_there_or_a_named_error_twice_over(line, module):
 
 
 @pytest.mark.parametrize("line", ["import paceline.torch", "from paceline._torch import backend; backend.register()"])
-@pytest.mark.parametrize(("module", "name"), [("torch", "compile"), ("torch.amp", "GradScaler")])
+@pytest.mark.parametrize(
+    ("module", "name"), [("torch", "compile"), ("torch.amp", "GradScaler"), ("torch.cpu.amp", "GradScaler")]
+)
 def test_names_of_newer_torch_are_there_or_a_named_error(line, module, name):
     """Whichever way a script asks; who asks whether there is one, or has another way without it, goes on as before."""
     output = python(f"""

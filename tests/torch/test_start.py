@@ -73,7 +73,8 @@ def test_the_line_at_the_start(line, codec, where, way):
     said = [text for text in output.splitlines() if text.startswith("paceline: ")]
     why = f"2 ranks on {where}, 4 MiB: \\w.+"
     assert len(said) == 1, output
-    assert re.fullmatch(f"paceline: 2 ranks on {where} \\(torch's launcher\\) · {way}: {why}", said[0]), said
+    asked = "\\(PACELINE_CODEC\\)"
+    assert re.fullmatch(f"paceline: 2 ranks on {where} \\(torch's launcher\\) · {way} {asked}: {why}", said[0]), said
 
 
 def test_quiet():
@@ -148,6 +149,12 @@ def test_perseus_has_fp16_on_the_wire_by_default(names):
 def test_tiacc_redirects_collectives_too(names):
     code, output = start(torchrun(SCRIPT), names, SCRIPT_IMPORT=TIACC)
     expect(code, output, "paceline", "paceline")
+
+
+def test_tiacc_after_the_process_group_says_what_it_is_too_late_for(names):
+    code, output = start(torchrun(SCRIPT), names, SCRIPT_LATE=TIACC)
+    expect(code, output, "paceline", "gloo")
+    assert output.count("init_tiacc_training() came after init_process_group()") == 1, output
 
 
 @pytest.mark.parametrize("launcher", ["mpirun.openmpi", "mpirun.mpich"])

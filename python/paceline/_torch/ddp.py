@@ -10,6 +10,7 @@ import inspect
 import weakref
 
 import torch.distributed as dist
+from torch.distributed.utils import _sync_module_states
 
 from paceline import _state
 from paceline._torch import buckets, cpu_ddp, cuda, cuda_ddp, endpoints, lost_ranks, overlap, residuals, same_model
@@ -19,6 +20,8 @@ from paceline.errors import PacelineError, UnsupportedError
 _attached = weakref.WeakKeyDictionary()
 _hooked_before = weakref.WeakSet()
 _wrapped = weakref.WeakSet()
+#: Whether a model's buffers may differ where broadcast_buffers=False: older torch spreads rank 0's all the same.
+_LEAVES_BUFFERS = "broadcast_buffers" in inspect.signature(_sync_module_states).parameters
 
 
 def attachment_of(ddp):
@@ -85,18 +88,17 @@ def patch(module):
     if "_paceline_patched" in cls.__dict__:
         return
     cls._paceline_patched = True
-    _choose_buckets(cls)
-    _compare_first(cls)
-    _wrap_after(cls, "__init__")
-    _wrap_after(cls, "__setstate__")
+    _wrap_constructor(cls)
+    _wrap_setstate(cls)
     _wrap_register(cls)
     _wrap_register_builtin(cls)
     _wrap_notify(module)
     lost_ranks.patch_buffers(cls)
 
 
-def _choose_buckets(cls):
-    """The bucket size that suits a slow link, where the script gives none.
+def _wrap_constructor(cls):
+    """Before torch makes a model, all ranks hear of models that differ, of which torch tells rank 0 nothing; it is made
+    with the bucket size that suits a slow link, where the script gives none; then it gets its way.
 
     Buckets of torch's 25 MiB leave the link idle until a large part of the backward pass is over, and much of the
     gradients to send when it has ended.
@@ -105,33 +107,44 @@ def _choose_buckets(cls):
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def wrapper(self, *args, **kwargs):
-        try:
-            given = signature.bind(self, *args, **kwargs)
-        except TypeError:  # torch's own sentence, below
-            return original(self, *args, **kwargs)
-        if not _chooses_for(given.arguments):
-            return original(self, *args, **kwargs)
-        module = given.arguments["module"]
-        if any(p.device.type == "cuda" for p in module.parameters()):
-            if cuda.carries(module, given.arguments.get("process_group")):
-                chosen = buckets.for_cuda(given.arguments)
-                given.arguments.update(chosen)
-                original(*given.args, **given.kwargs)
-                if "bucket_cap_mb_list" in chosen:
-                    buckets.tell_compiler(self, buckets.cap_for_cuda(module))
-                return None
-            return original(*given.args, **given.kwargs)
+    def __init__(self, *args, **kwargs):
+        with lost_ranks.naming():  # torch compares the ranks' parameters and spreads rank 0's
+            try:
+                given = signature.bind(self, *args, **kwargs)
+            except TypeError:
+                original(self, *args, **kwargs)  # raises torch's own sentence
+                raise
+            if _compares(given.arguments):
+                spreads = not _LEAVES_BUFFERS or given.arguments.get("broadcast_buffers", True)
+                same_model.check(given.arguments["module"], given.arguments.get("process_group"), buffers=spreads)
+            _make(self, original, given)
+        _remember(self)
+
+    cls.__init__ = __init__
+
+
+def _make(ddp, original, given):
+    """Calls DDP's own constructor, with a bucket size of ours where that is to be chosen."""
+    if not _chooses_for(given.arguments):
+        original(*given.args, **given.kwargs)
+        return
+    module = given.arguments["module"]
+    if all(p.device.type == "cpu" for p in module.parameters()):
         # Without fusion, the smallest cap gives each parameter a bucket of its own.
         chosen = buckets.for_cpu(given.arguments, _group_of(given.arguments))
         given.arguments.update(chosen)
         with _first_bucket_of_at_most(int(chosen.get("bucket_cap_mb", 1) * buckets.MIB)):
             original(*given.args, **given.kwargs)
         if "bucket_cap_mb_list" in chosen:
-            buckets.tell_compiler(self, chosen["bucket_cap_mb_list"][-1] * buckets.MIB)
-        return None
-
-    cls.__init__ = wrapper
+            buckets.tell_compiler(ddp, chosen["bucket_cap_mb_list"][-1] * buckets.MIB)
+        return
+    chosen = {}
+    if cuda.carries(module, given.arguments.get("process_group")):
+        chosen = buckets.for_cuda(given.arguments)
+        given.arguments.update(chosen)
+    original(*given.args, **given.kwargs)
+    if "bucket_cap_mb_list" in chosen:
+        buckets.tell_compiler(ddp, buckets.cap_for_cuda(module))
 
 
 def _chooses_for(arguments):
@@ -163,43 +176,30 @@ def _first_bucket_of_at_most(threshold):
         dist._DEFAULT_FIRST_BUCKET_BYTES = usual
 
 
-def _compare_first(cls):
-    """All ranks hear of models that differ, before torch's own comparison, of which rank 0 hears nothing."""
-    original = cls.__init__
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def wrapper(self, *args, **kwargs):
-        try:
-            given = signature.bind(self, *args, **kwargs).arguments
-        except TypeError:  # torch's own sentence
-            return original(self, *args, **kwargs)
-        if not _state.disabled() and dist.is_initialized() and _compares(given):
-            same_model.check(given["module"], given.get("process_group"))
-        return original(self, *args, **kwargs)
-
-    cls.__init__ = wrapper
-
-
 def _compares(arguments):
     """Where torch does, too; a device mesh names its process group only inside DDP."""
+    if _state.disabled() or not dist.is_initialized():
+        return False
     if arguments.get("device_mesh") is not None or not arguments.get("init_sync", True):
         return False
     return dist.get_world_size(arguments.get("process_group")) > 1
 
 
-def _wrap_after(cls, name):
-    original = getattr(cls, name)
+def _wrap_setstate(cls):
+    original = cls.__setstate__
 
     @functools.wraps(original)
-    def wrapper(self, *args, **kwargs):
-        with lost_ranks.naming():  # torch compares the ranks' parameters and spreads rank 0's
-            original(self, *args, **kwargs)
-        if not _state.disabled() and getattr(self, "reducer", None) is not None:
-            _wrapped.add(self)
-            attach(self)
+    def __setstate__(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        _remember(self)
 
-    setattr(cls, name, wrapper)
+    cls.__setstate__ = __setstate__
+
+
+def _remember(ddp):
+    if not _state.disabled() and getattr(ddp, "reducer", None) is not None:
+        _wrapped.add(ddp)
+        attach(ddp)
 
 
 def _wrap_register(cls):

@@ -9,10 +9,14 @@ from paceline.errors import UnsupportedError
 
 MODERN = hasattr(torch, "compile")
 #: What scripts ask of newer torch, and what to do without it.
+_NO_SCALER = (
+    "on the CPU train in bfloat16, which needs no loss scale, on CUDA take torch.cuda.amp.GradScaler, or use torch 2.3 "
+    "or later"
+)
 _ADDED_LATER = {
     (torch, "compile"): "use the model as it is, or torch 2 or later",
-    (torch.amp, "GradScaler"): "on the CPU train in bfloat16, which needs no loss scale, on CUDA take "
-    "torch.cuda.amp.GradScaler, or use torch 2.3 or later",
+    (torch.amp, "GradScaler"): _NO_SCALER,
+    (torch.cpu.amp, "GradScaler"): _NO_SCALER,
 }
 
 

@@ -4,39 +4,46 @@ torch's own comparison is with rank 0's: the others raise, rank 0 then loses its
 are not compared at all. Here every rank raises the same sentence, with the tensor, and what each of the ranks has.
 """
 
+import contextlib
 import hashlib
 
 import torch
 import torch.distributed as dist
 from torch.nn.parameter import is_lazy
 
+from paceline._torch import endpoints
 from paceline.errors import MismatchError
 
 
-def check(module, group):
+def check(module, group, buffers=True):
     """Raises MismatchError on all ranks of `group` (None: the world's) where their parameters or buffers differ.
 
-    module: what DistributedDataParallel is given. 8 bytes a rank go round; the descriptions only where these differ.
+    module: what DistributedDataParallel is given; buffers: whether it will spread them. 8 bytes a rank go round; the
+    descriptions only where these differ. What torch refuses on every rank alike is left to torch.
     """
-    described = _described(module)
-    if described is None:
+    described = _described(module, buffers)
+    device = _device_for(module, group)
+    if described is None or device is None:
         return
     word = int.from_bytes(hashlib.sha256(repr(described).encode()).digest()[:8], "little", signed=True)
-    mine = torch.tensor([word], device=_device_for(module, group))
+    mine = torch.tensor([word], device=device)
     words = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(words, mine, group=group)
     if set(torch.cat(words).tolist()) == {word}:
         return
     everybody = [None] * len(words)
-    dist.all_gather_object(everybody, described, group=group)
-    what = _difference(everybody)
-    raise MismatchError(f"the model is not the same on all ranks: {what}: build it alike on every rank")
+    # NCCL takes objects by way of the current device, which need not be the model's.
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        dist.all_gather_object(everybody, described, group=group)
+    what = _difference(dict(zip(endpoints.group_ranks(group if group is not None else dist.group.WORLD), everybody)))
+    if what is not None:
+        raise MismatchError(f"the model is not the same on all ranks: {what}: build it alike on every rank")
 
 
-def _described(module):
+def _described(module, buffers):
     """What must be alike, by tensor; None where something has no shape yet, which torch refuses by itself."""
     left_out = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-    tensors = [*module.named_parameters(), *module.named_buffers()]
+    tensors = [*module.named_parameters(), *(module.named_buffers() if buffers else ())]
     if any(is_lazy(tensor) for _, tensor in tensors):
         return None
     return {name: _text(tensor) for name, tensor in tensors if name not in left_out}
@@ -49,31 +56,38 @@ def _text(tensor):
 
 
 def _device_for(module, group):
-    """Where a number must lie to go through the group: the host, or, for NCCL alone, where the model is."""
+    """Where a number must lie to go through the group: the host; for NCCL alone where the model is; None: nowhere."""
     model = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
-    if model.type == "cpu":
-        return model
-    group = group if group is not None else dist.group.WORLD
     try:
-        group._get_backend(torch.device("cpu"))
-    except (AttributeError, RuntimeError):  # before torch 2.0 a group has one backend; later it says that it has none
+        (group if group is not None else dist.group.WORLD)._get_backend(torch.device("cpu"))
+    except AttributeError:  # before torch 2.0 a group has one backend
         return model
+    except RuntimeError:  # it has none for the host: a model there is a slip that torch has a sentence for
+        return None if model.type in ("cpu", "meta") else model
     return torch.device("cpu")
 
 
 def _difference(everybody):
-    """The first tensor that is not alike: each version, and the ranks of the group that have it."""
-    names = dict.fromkeys(name for described in everybody for name in described)
+    """The first tensor that is not alike: each version, and the ranks that have it. None: names of the ranks' own, such
+    as "expert_3", for tensors that are alike in torch's order.
+
+    everybody: {rank: {name: what it is}}.
+    """
+    names = dict.fromkeys(name for described in everybody.values() for name in described)
+    if any(described.keys() != names.keys() for described in everybody.values()):
+        kinds = {tuple(described.values()) for described in everybody.values()}
+        if len(kinds) == 1:
+            return None
     for name in names:
         versions = {}
-        for rank, described in enumerate(everybody):
+        for rank, described in everybody.items():
             versions.setdefault(described.get(name, "missing"), []).append(rank)
         if len(versions) > 1:
             return f"'{name}' is " + " and ".join(f"{what} on {_ranks(ranks)}" for what, ranks in versions.items())
-    orders = [list(described) for described in everybody]
-    other = next(rank for rank, order in enumerate(orders) if order != orders[0])
-    at = next(i for i, (a, b) in enumerate(zip(orders[0], orders[other])) if a != b)
-    return f"tensor {at} is '{orders[0][at]}' on rank 0 and '{orders[other][at]}' on rank {other}"
+    (first, order), *others = ((rank, list(described)) for rank, described in everybody.items())
+    other, theirs = next((rank, theirs) for rank, theirs in others if theirs != order)
+    at = next(i for i, (a, b) in enumerate(zip(order, theirs)) if a != b)
+    return f"tensor {at} is '{order[at]}' on rank {first} and '{theirs[at]}' on rank {other}"
 
 
 def _ranks(ranks):

@@ -15,16 +15,22 @@ def init_tiacc_training():
     """DistributedDataParallel and torch.distributed's collectives on CPU tensors travel through Paceline.
 
     Call it before init_process_group(): process groups made from then on carry CPU tensors by Paceline; CUDA
-    tensors keep torch's own backend.
+    tensors keep torch's own backend. Called later it says so, once: models that are wrapped from then on travel by
+    Paceline all the same, collectives of the groups that are there do not.
     """
     activate("tiacc_training")
     if _state.disabled():
         return
-    import torch  # noqa: F401  (first: its import sets off what uses lifetime)
+    import torch.distributed  # first: its import sets off what uses lifetime
 
-    from paceline._torch import lifetime
+    from paceline._torch import lifetime, start_lines
 
     lifetime.redirect_new_groups()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        start_lines.say_once(
+            "init_tiacc_training() came after init_process_group(): collectives on the groups that are there keep "
+            "torch's own way, DistributedDataParallel models travel by Paceline; call it before init_process_group()"
+        )
 
 
 def __getattr__(name):
