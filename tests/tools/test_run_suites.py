@@ -87,6 +87,11 @@ def test_every_file_of_torchs_is_in_one_suite():
         assert suites[shared].forgives + suites[timed].forgives == 2, "of all of torch's tests"
 
 
+def test_what_takes_much_memory_runs_alone():
+    suites = run_suites.all_suites()
+    assert {suite.name for suite in suites if suite.alone} >= {f"cpp:{name}" for name in run_suites.HUNGRY}
+
+
 @pytest.mark.parametrize(
     ("sources", "last", "code"),
     [

@@ -40,6 +40,8 @@ _TIMED = ("aborts", "faults", "guard", "killed_ranks", "lost_ranks", "overlap", 
 TIMED = [f"tests/torch/test_{name}.py" for name in _TIMED]
 #: Modules with threads or with memory that several processes share: what ThreadSanitizer is for.
 THREADED = ("base", "codec", "wire_shm", "wire_tcp", "bootstrap", "engine", "capi", "gpu")
+#: They take half of a small machine's memory: beside others they would be skipped, or take it from them.
+HUNGRY = ("capi_large_test",)
 #: What every run instruments: the code that takes bytes from strangers, and its threads. --instrumented: all.
 FUZZED = (
     *("handshake", "protocol", "tcp_stream", "kv_frame", "kv_space", "kv_client", "key_rows", "launcher_text"),
@@ -68,7 +70,7 @@ class Suite:
     junit: Path | None = None
     env: dict[str, str] = dataclasses.field(default_factory=dict)
     timeout: float = 900
-    #: Alone on the machine: tests that bound a reaction time (two seconds after a kill) want a core.
+    #: Alone on the machine: tests that bound a reaction time (two seconds after a kill) want a core, others the memory.
     alone: bool = False
     #: Failed tests up to which these run once more, beyond which nothing does; None: the suite does.
     forgives: int | None = None
@@ -101,7 +103,8 @@ def gtest_suites(build: str, label: str, env: dict[str, str], timeout: float) ->
             name = f"{label}:{stem}" + (f"[{shard + 1}/{shards}]" if shards > 1 else "")
             junit = OUT / (re.sub(r"[^\w.]", "_", name) + ".xml")
             shard_env = {"GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)} if shards > 1 else {}
-            suites.append(Suite(name, [program, f"--gtest_output=xml:{junit}"], junit, {**env, **shard_env}, timeout))
+            command = [program, f"--gtest_output=xml:{junit}"]
+            suites.append(Suite(name, command, junit, {**env, **shard_env}, timeout, alone=stem in HUNGRY))
     return suites
 
 
