@@ -22,6 +22,13 @@ def test_destroy_and_make_again(paceline, python):
     expect_ranks(run([paceline, "run", "-np", 3, "--", python, WORKER, "--rounds", 4]), 3)
 
 
+@pytest.mark.parametrize("wire", ["auto", "tcp"])
+def test_forked_children_with_a_communicator_of_their_own(paceline, python, wire):
+    result = run([paceline, "run", "-np", 3, "--", python, WORKER.with_name("forked.py")], PACELINE_WIRE=wire)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"{who} {r} of 3 ok" for who in ("child", "parent") for r in range(3)]
+
+
 def test_open_mpi(python):
     command = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", 4, python, WORKER]
     expect_ranks(run(command), 4)

@@ -1,7 +1,7 @@
 """Codecs by environment under DDP: fp16, bf16, and top-k with its residuals (checks_codecs.py, checks_residuals.py)."""
 
 import pytest
-from support import Suite, names_of
+from support import Launch, Suite, names_of
 
 TOPK = {"PACELINE_CODEC": "topk", "PACELINE_TOPK_RATIO": "0.05", "PACELINE_TOPK_THRESHOLD": "2000"}
 casts = {codec: Suite("checks_codecs.py", 2, PACELINE_CODEC=codec) for codec in ("fp16", "bf16")}
@@ -29,3 +29,10 @@ owners = Suite("checks_owners.py", 4, **TOPK)
 @pytest.mark.parametrize("name", names_of("checks_owners.py"))
 def test_owners_that_change(name):
     owners.expect(name)
+
+
+def test_new_processes_go_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path):
+    for way in ("unbroken", "resumed"):
+        done = Launch("resumed.py", 3, [str(tmp_path), way], timeout=120, **TOPK).end()
+        assert set(done.statuses) == {"0"}, done.everything()
+    assert all("the same bits" in log for log in done.logs), done.everything()
