@@ -1,5 +1,5 @@
-"""A rank that has a communicator forks a child, which makes one of its own with the other ranks' children: both go on at
-the same time, the parent beyond its child's end. Each process prints one line.
+"""A rank that has a communicator forks a child, which makes one of its own with the other ranks' children: both go on
+at the same time, the parent beyond its child's end. Each process prints one line.
 """
 
 import os
