@@ -3,7 +3,7 @@
 import pytest
 from support import MODERN, Suite, names_of
 
-FILES = ("checks_callbacks.py", "checks_group.py", "checks_lifetimes.py", "checks_messages.py")
+FILES = ("checks_callbacks.py", "checks_group.py", "checks_layouts.py", "checks_lifetimes.py", "checks_messages.py")
 SUITES = {(file, ranks): Suite(file, ranks) for file in FILES for ranks in (4, 2)}
 WHOLE = {file: Suite(file, 2, CHECKS_WHOLE_GROUP="1") for file in FILES}
 NAMES = [(file, name) for file in FILES for name in names_of(file)]
