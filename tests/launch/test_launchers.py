@@ -1,5 +1,6 @@
 """The same small program under every launcher, as real processes on this machine."""
 
+import re
 import secrets
 import socket
 import subprocess
@@ -59,6 +60,20 @@ def test_mpich(python):
 
 def test_mpich_again_in_one_process(python):
     expect_ranks(run(["mpirun.mpich", "-np", 2, python, WORKER, "--rounds", 3]), 2)
+
+
+MPIRUN = [["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"], ["mpirun.mpich"]]
+
+
+@pytest.mark.parametrize("mpirun", MPIRUN, ids=["Open MPI", "MPICH"])
+@pytest.mark.parametrize("variable", ["PACELINE_USE_DDP_LAUNCHER", "PERSEUS_USE_DDP_LAUNCHER"])
+def test_which_launcher_comes_first_where_torchs_variables_are_there_too(python, mpirun, variable):
+    """As in an image that sets them: torch's, which make every process a job of its own, or mpirun's, as one asks."""
+    torchs = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    for first, lines in (("0", [f"rank {r} size 2 nodes 1 ok" for r in (0, 1)]), ("1", ["rank 0 size 1 nodes 1 ok"] * 2)):
+        result = run([*mpirun, "-np", 2, python, WORKER], **torchs, **{variable: first})
+        assert result.returncode == 0, result.stderr
+        assert sorted(re.findall(r"rank \d size \d nodes \d ok", result.stdout)) == lines, result.stdout
 
 
 def torchrun(python, port, *more, address="127.0.0.1"):
@@ -210,7 +225,7 @@ pathlib.Path(sys.argv[1], e["RANK"]).write_text(
 """
 
 
-@pytest.mark.parametrize("mpirun", [["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"], ["mpirun.mpich"]])
+@pytest.mark.parametrize("mpirun", MPIRUN)
 def test_torchs_variables_under_plain_mpirun(python, mpirun, tmp_path):
     # Through files: mpirun may splice the lines that ranks print at the same time.
     result = run([*mpirun, "-np", 3, python, "-c", LAUNCH, tmp_path])
@@ -256,7 +271,7 @@ def expect_same_gradients(folder, size):
     assert texts[0].startswith(f"{size} ["), texts
 
 
-@pytest.mark.parametrize("mpirun", [["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"], ["mpirun.mpich"]])
+@pytest.mark.parametrize("mpirun", MPIRUN)
 def test_a_script_for_torchs_launcher_under_plain_mpirun(python, mpirun, tmp_path):
     result = run([*mpirun, "-np", 2, python, "-c", DDP, tmp_path])
     assert result.returncode == 0, result.stdout + result.stderr
