@@ -200,17 +200,30 @@ struct Choice {
 };
 Choice choose(const PlanRequest& request);
 
-/// What the plan puts on the busiest node's link, in its busier direction: our frames in TCP's
-/// `packets`, with the acknowledgements of what goes the other way;
-/// counted as `tc -s qdisc` counts at that interface. `seconds` is what that takes at
-/// `bits_per_second`. Top-k: the format's bound, about 1 % above what is sent.
+/// What a node's link carries: our frames in TCP's packets, with the acknowledgements of what goes the other way; counted as
+/// `tc -s qdisc` counts at that interface.
+struct LinkBytes {
+  uint64_t sent = 0;
+  uint64_t received = 0;
+  bool operator==(const LinkBytes&) const = default;
+};
+
+/// What the plan puts on the network, and what that takes. Top-k: the format's bound, about 1 % above what is sent.
 struct Prediction {
-  uint64_t payload_bytes = 0;
-  uint64_t link_bytes = 0;
+  std::vector<LinkBytes> links;  ///< by node, in the order of their first ranks
+  uint64_t payload_bytes = 0;    ///< of the busiest link's busier direction
+  uint64_t link_bytes = 0;       ///< what that carries for it
+  int hops =
+      0;  ///< messages between nodes that follow each other; 0 where the latency is not known
+  /// hops × latency + link_bytes / rate: R. W. Hockney's model ("The communication challenge for MPP: Intel Paragon and
+  /// Meiko CS-2", Parallel Computing 20, 1994) as MPICH's collectives were compared by it (R. Thakur, R. Rabenseifner and
+  /// W. Gropp, "Optimization of collective communication operations in MPICH", 2005). What ranks compute, and what lies
+  /// within a node, takes none of it.
   double seconds = 0;
 };
-/// `me` matters for all-to-all with this rank's counts only (its node is taken as typical then).
+/// `me` matters for all-to-all with this rank's counts only (its node is taken as typical then). `latency_s`: seconds from one
+/// node to another of a message without length; 0: not known. Where it is, all ranks' plans are built to count hops.
 Result<Prediction> predict(const PlanRequest& request, double bits_per_second,
-                           const Packets& packets = {}, Rank me = 0);
+                           const Packets& packets = {}, Rank me = 0, double latency_s = 0);
 
 }  // namespace paceline::plan

@@ -33,6 +33,15 @@ class Dice {
   std::mt19937_64 random_;
 };
 
+/// Of float32, as many ranks a node as `slots`.
+inline PlanRequest all_reduce(Rank ranks, int slots, uint64_t bytes) {
+  PlanRequest q;
+  q.count = bytes / 4;
+  q.shape.size = ranks;
+  for (Rank r = 0; r < ranks; ++r) q.shape.node_of.push_back(r / slots);
+  return q;
+}
+
 inline GroupShape random_shape(Dice& dice, Rank size) {
   GroupShape shape;
   shape.size = size;

@@ -1,18 +1,13 @@
-// Small plans by heart, what requests are refused, what the choice is, and what plans cost.
+// Small plans by heart, what requests are refused, and what the choice is.
 #include <gtest/gtest.h>
 
 #include "plan/plan.h"
+#include "plan/plan_cases.h"
 
 namespace paceline::plan {
 namespace {
 
-PlanRequest all_reduce(Rank ranks, int slots, uint64_t bytes) {
-  PlanRequest q;
-  q.count = bytes / 4;
-  q.shape.size = ranks;
-  for (Rank r = 0; r < ranks; ++r) q.shape.node_of.push_back(r / slots);
-  return q;
-}
+using testing::all_reduce;
 
 std::string text(const PlanRequest& q, Rank me) {
   auto plan = build(q, me);
@@ -229,68 +224,6 @@ TEST(Bytes, BuffersOverFourGigabytes) {
     EXPECT_EQ(last, uint64_t{20} << 30);
     EXPECT_GT(plan->bytes_sent(), uint64_t{9} << 30);
   }
-}
-
-// Prediction.
-
-TEST(Predict, HeadersOfEveryPacketAndOurFrames) {
-  PlanRequest q = all_reduce(4, 1, 64 << 20);
-  auto p = predict(q, 1e9);
-  ASSERT_TRUE(p);
-  EXPECT_NEAR(static_cast<double>(p->payload_bytes), 1.5 * (64 << 20), 4096);
-  double over = static_cast<double>(p->link_bytes) / static_cast<double>(p->payload_bytes);
-  // 66 bytes on each 1,448; our frames' 64 per piece, and the acknowledgements, are little beside
-  // it.
-  EXPECT_GT(over, 1514.0 / 1448);
-  EXPECT_LT(over, 1514.0 / 1448 + 0.004);
-  EXPECT_NEAR(p->seconds, static_cast<double>(p->link_bytes) * 8 / 1e9, 1e-9);
-  auto jumbo = predict(q, 1e9, Packets::of_mtu(9000));
-  EXPECT_LT(jumbo->link_bytes, p->link_bytes);
-  EXPECT_EQ(jumbo->payload_bytes, p->payload_bytes);
-}
-
-// Two nodes, 8 MiB in messages of 512 KiB, worked out by hand.
-TEST(Predict, EveryByteOfTheLinkIsAccountedFor) {
-  PlanRequest q = all_reduce(2, 1, 8 << 20);
-  q.algorithm = Algorithm::kRing;
-  q.piece_bytes = 512 << 10;
-  // A node sends half of it to be summed and half of it as sums: 16 messages, each of two pieces with a header of 64.
-  const uint64_t wire = 8'388'608 + 32 * 64;
-  // And "ready" and "done" for each of the 16 that come.
-  const uint64_t stream = wire + 32 * 64;
-  const uint64_t packets = 5797;          // of 1,448 bytes
-  const uint64_t acknowledgements = 129;  // of 64 KiB each of what comes
-  EXPECT_EQ(predict(q, 1e9)->link_bytes, stream + (packets + acknowledgements) * 66);
-  EXPECT_EQ(predict(q, 1e9)->link_bytes, 8'783'820U);
-  // 8,948 bytes a packet of 9,000; and IPv6's header takes 20 more out of it.
-  EXPECT_EQ(predict(q, 1e9, Packets::of_mtu(9000))->link_bytes, stream + (938 + 129) * 66);
-  EXPECT_EQ(predict(q, 1e9, Packets::of_mtu(9000, true))->link_bytes, stream + (941 + 129) * 86);
-}
-
-TEST(Predict, AgreesWithThePlans) {
-  for (Rank n : {3, 8}) {
-    for (auto codec : {Codec::kNone, Codec::kFp16, Codec::kTopK}) {
-      PlanRequest q = all_reduce(n, 2, 3 << 20);
-      q.codec.codec = codec;
-      std::vector<uint64_t> out(static_cast<std::size_t>(n)), in(out);
-      uint64_t busiest = 0;
-      for (Rank r = 0; r < n; ++r) {
-        const Plan plan = *build(q, r);
-        for (const Step& s : plan.steps) {
-          if (s.kind != StepKind::kSend || r / 2 == s.peer / 2) continue;
-          out[static_cast<std::size_t>(r / 2)] += s.src.bytes;
-          in[static_cast<std::size_t>(s.peer / 2)] += s.src.bytes;
-        }
-      }
-      for (std::size_t i = 0; i < out.size(); ++i) busiest = std::max({busiest, out[i], in[i]});
-      EXPECT_EQ(predict(q, 1e9)->payload_bytes, busiest);
-    }
-  }
-}
-
-TEST(Predict, NothingLeavesASingleNode) {
-  PlanRequest q = all_reduce(4, 4, 1 << 20);
-  EXPECT_EQ(predict(q, 1e9)->link_bytes, 0U);
 }
 
 // Choice.

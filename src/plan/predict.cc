@@ -1,8 +1,9 @@
 // What a plan costs on the links.
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "plan/algorithms.h"
+#include "plan/hops.h"
 
 namespace paceline::plan {
 namespace {
@@ -69,29 +70,82 @@ void collect(const PlanRequest& request, Rank me, Algorithm algorithm, NodeTraff
   emit(b, algorithm);
 }
 
+/// All-to-all where others' counts are not known.
+bool has_own_counts_only(const PlanRequest& q) {
+  return q.collective == Collective::kAllToAll && !q.receive_counts.empty();
+}
+
+LinkBytes on_links(const Traffic& sent, const Traffic& received, const Packets& packets) {
+  return {on_link(sent, received, packets), on_link(received, sent, packets)};
+}
+
+/// By all ranks' plans.
+void add_links(const PlanRequest& q, Algorithm algorithm, const Packets& packets, Prediction& p) {
+  NodeTraffic traffic(q.shape);
+  for (Rank r = 0; r < q.shape.size; ++r) collect(q, r, algorithm, traffic);
+  for (std::size_t g = 0; g < traffic.sent.size(); ++g) {
+    const Traffic &sent = traffic.sent[g], &received = traffic.received[g];
+    p.payload_bytes = std::max({p.payload_bytes, sent.payload, received.payload});
+    p.links.push_back(on_links(sent, received, packets));
+  }
+}
+
+/// By what this rank sends and receives, which all of its node are taken to do, and all nodes.
+void add_typical_links(const PlanRequest& q, Algorithm algorithm, const Packets& packets, Rank me,
+                       Prediction& p) {
+  const auto of_my_node = [&](const PlanRequest& request) {
+    NodeTraffic traffic(q.shape);
+    collect(request, me, algorithm, traffic);
+    Traffic node;
+    for (Traffic one : traffic.sent) {  // only this node's is anything
+      node.payload += one.payload, node.wire += one.wire, node.answers += one.answers;
+    }
+    const auto& nodes = q.shape.node_of;
+    const auto ranks =
+        nodes.empty() ? 1
+                      : std::count(nodes.begin(), nodes.end(), nodes[static_cast<std::size_t>(me)]);
+    const auto all = static_cast<uint64_t>(ranks);
+    return Traffic{node.payload * all, node.wire * all, node.answers * all};
+  };
+  PlanRequest other_way = q;
+  std::swap(other_way.send_counts, other_way.receive_counts);
+  const Traffic sent = of_my_node(q), received = of_my_node(other_way);
+  p.payload_bytes = std::max(sent.payload, received.payload);
+  p.links.assign(static_cast<std::size_t>(q.shape.node_count()), on_links(sent, received, packets));
+}
+
+int count_hops(const PlanRequest& q, Rank me) {
+  PlanRequest in_few_pieces = q;
+  in_few_pieces.piece_bytes = UINT64_MAX / 2;  // they go side by side
+  in_few_pieces.algorithm = choose(q).algorithm;
+  Hops hops(q.shape);
+  for (Rank r = 0; r < q.shape.size; ++r) {
+    if (has_own_counts_only(q) && r != me) continue;
+    if (auto plan = build(in_few_pieces, r)) hops.add(*plan);
+  }
+  return hops.longest();
+}
+
 }  // namespace
 
 Result<Prediction> predict(const PlanRequest& request, double bits_per_second,
-                           const Packets& packets, Rank me) {
+                           const Packets& packets, Rank me, double latency_s) {
   PACELINE_RETURN_IF_ERROR(validate(request, me));
   if (!(bits_per_second > 0))
     return Status(Code::kInvalidArgument, "bits_per_second must be positive");
+  if (!(latency_s >= 0)) return Status(Code::kInvalidArgument, "latency_s must not be negative");
   if (packets.payload == 0) return Status(Code::kInvalidArgument, "packets must carry something");
-  Algorithm algorithm = choose(request).algorithm;
-  NodeTraffic traffic(request.shape);
-  bool own_counts_only =
-      request.collective == Collective::kAllToAll && !request.receive_counts.empty();
-  for (Rank r = 0; r < request.shape.size; ++r) {
-    if (!own_counts_only || r == me) collect(request, r, algorithm, traffic);
-  }
+  const Algorithm algorithm = choose(request).algorithm;
   Prediction p;
-  for (std::size_t g = 0; g < traffic.sent.size(); ++g) {
-    p.payload_bytes =
-        std::max({p.payload_bytes, traffic.sent[g].payload, traffic.received[g].payload});
-    p.link_bytes = std::max({p.link_bytes, on_link(traffic.sent[g], traffic.received[g], packets),
-                             on_link(traffic.received[g], traffic.sent[g], packets)});
+  if (has_own_counts_only(request)) {
+    add_typical_links(request, algorithm, packets, me, p);
+  } else {
+    add_links(request, algorithm, packets, p);
   }
-  p.seconds = static_cast<double>(p.link_bytes) * 8 / bits_per_second;
+  for (const LinkBytes& link : p.links)
+    p.link_bytes = std::max({p.link_bytes, link.sent, link.received});
+  if (latency_s > 0) p.hops = count_hops(request, me);
+  p.seconds = p.hops * latency_s + static_cast<double>(p.link_bytes) * 8 / bits_per_second;
   return p;
 }
 
