@@ -32,6 +32,18 @@ def environment(**extra):
     return clean
 
 
+def as_in_a_wheel(folder):
+    """What a wheel's installation would put into this folder for torch, which then registers the backend by itself."""
+    wheel = folder / "paceline_in_a_wheel-0.1.0.dist-info"
+    wheel.mkdir()
+    (wheel / "METADATA").write_text("Metadata-Version: 2.1\nName: paceline-in-a-wheel\nVersion: 0.1.0\n")
+    project = (ROOT / "python" / "pyproject.toml").read_text()
+    points = re.findall(r'\[project\.entry-points\."(.*)"\]\n(\w+) = "(.*)"', project)
+    assert len(points) == 2
+    lines = [f"[{group}]\n{name} = {function}\n" for group, name, function in points]
+    (wheel / "entry_points.txt").write_text("".join(lines))
+
+
 class Launch:
     """N ranks of a script under way; end() waits for them (bounded) and kills what is left."""
 

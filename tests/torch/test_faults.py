@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from support import MODERN, ROOT, SIMULATED, Launch, environment
+from support import MODERN, SIMULATED, Launch, as_in_a_wheel, environment
 
 HOST = socket.gethostname()
 
@@ -220,15 +220,8 @@ LINES = [
 
 @pytest.mark.parametrize("line", LINES)
 def test_the_backend_is_refused_by_name_when_switched_off(tmp_path, line):
-    if line == BY_ENTRY_POINT:  # as in a wheel, whose backend torch registers by itself
-        wheel = tmp_path / "paceline_in_a_wheel-0.1.0.dist-info"
-        wheel.mkdir()
-        (wheel / "METADATA").write_text("Metadata-Version: 2.1\nName: paceline-in-a-wheel\nVersion: 0.1.0\n")
-        project = (ROOT / "python" / "pyproject.toml").read_text()
-        points = re.findall(r'\[project\.entry-points\."(.*)"\]\n(\w+) = "(.*)"', project)
-        assert len(points) == 2
-        lines = [f"[{group}]\n{name} = {function}\n" for group, name, function in points]
-        (wheel / "entry_points.txt").write_text("".join(lines))
+    if line == BY_ENTRY_POINT:
+        as_in_a_wheel(tmp_path)
     code = (
         f"import sys; sys.path.append({str(tmp_path)!r})\n{line}\nimport torch.distributed as dist\ntry:\n"
         "    dist.init_process_group('paceline', store=dist.HashStore(), rank=0, world_size=1)\n"

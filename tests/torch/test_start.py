@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from ranks import free_port
-from support import HERE, MODERN, ROOT, Launch, environment
+from support import HERE, MODERN, ROOT, Launch, as_in_a_wheel, environment
 
 SCRIPT = str(HERE / "script_plain.py")
 # Debian's torch 1.13 on Python 3.11 can't start a job whose redirects are one number: a mapping works.
@@ -75,6 +75,25 @@ def test_the_line_at_the_start(line, codec, where, way):
     assert len(said) == 1, output
     asked = "\\(PACELINE_CODEC\\)"
     assert re.fullmatch(f"paceline: 2 ranks on {where} \\(torch's launcher\\) · {way} {asked}: {why}", said[0]), said
+
+
+BY_IMPORT = "import paceline.torch"
+BY_NAME = "" if MODERN else BY_IMPORT  # newer torch finds a wheel's backend by itself
+
+
+@pytest.mark.parametrize(("line", "quiet"), sorted({(BY_IMPORT, "0"), (BY_NAME, "0"), (BY_NAME, "1")}))
+def test_a_script_that_names_the_backend_says_the_line_once(tmp_path, line, quiet):
+    """As it makes the process group, on rank 0, and again for no group; not at all where that is asked for."""
+    if not line:
+        as_in_a_wheel(tmp_path)
+    command = torchrun(str(HERE / "script_group.py"), ranks=3)
+    code, output = start(command, tmp_path, SCRIPT_IMPORT=line, PACELINE_QUIET=quiet)
+    assert code == 0 and all(f"rank {rank} of 3 is done" in output for rank in range(3)), output
+    said = [text for text in output.splitlines() if "paceline" in text]
+    assert len(said) == (quiet == "0"), output
+    if said:
+        way = "3 ranks on 1 node \\(torch's launcher\\) · shared memory.* · direct, exact: "
+        assert re.fullmatch(f"paceline: {way}3 ranks on 1 node, 4 MiB: .+", said[0]), said
 
 
 def test_quiet():
