@@ -70,7 +70,8 @@ MPIRUN = [["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"], ["mpirun
 def test_which_launcher_comes_first_where_torchs_variables_are_there_too(python, mpirun, variable):
     """As in an image that sets them: torch's, which make every process a job of its own, or mpirun's, as one asks."""
     torchs = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
-    for first, lines in (("0", [f"rank {r} size 2 nodes 1 ok" for r in (0, 1)]), ("1", ["rank 0 size 1 nodes 1 ok"] * 2)):
+    of_mpirun, of_torch = [f"rank {r} size 2 nodes 1 ok" for r in (0, 1)], ["rank 0 size 1 nodes 1 ok"] * 2
+    for first, lines in (("0", of_mpirun), ("1", of_torch)):
         result = run([*mpirun, "-np", 2, python, WORKER], **torchs, **{variable: first})
         assert result.returncode == 0, result.stderr
         assert sorted(re.findall(r"rank \d size \d nodes \d ok", result.stdout)) == lines, result.stdout
