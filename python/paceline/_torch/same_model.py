@@ -37,6 +37,10 @@ def check(module, group, buffers=True):
         dist.all_gather_object(everybody, described, group=group)
     what = _difference(dict(zip(endpoints.group_ranks(group if group is not None else dist.group.WORLD), everybody)))
     if what is not None:
+        if device.type == "cpu":
+            # A thread of torch's Gloo may still hold tensors of Python's, and where it drops them while the interpreter
+            # ends it takes the process down by a signal. A barrier holds none and gives the others' threads their time.
+            dist.barrier(group)
         raise MismatchError(f"the model is not the same on all ranks: {what}: build it alike on every rank")
 
 
