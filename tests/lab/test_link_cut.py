@@ -47,4 +47,5 @@ def test_a_link_that_stays_down_ends_with_a_named_error_after_the_deadline():
         found = failure(line)
         assert found[1] in ("TimeoutError", "PeerLostError"), line
         assert float(found[2]) < 5 + 2, line
-        assert f"rank {1 - int(rank)}" in found[3], line
+        other = 1 - int(rank)
+        assert f"rank {other} (host node{other})" in found[3], line
