@@ -1,6 +1,7 @@
 """The list of faults keeps up with the code: each one's text stands once in its file, and its tests exist. What the
 program says of a fault: caught, survived, or no fault that could be put in."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 import tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools" / "dev"))
+sys.path[:0] = [str(ROOT / "tools" / "dev"), str(ROOT / "tests" / "lab")]
 
 import mutants  # noqa: E402
+from lab_tools import processes_with, wait_until  # noqa: E402
 
 MUTANTS = tomllib.loads((ROOT / "tools/dev/mutants.toml").read_text())["mutant"]
 
@@ -62,3 +64,17 @@ def test_verdicts_on_python(tmp_path, monkeypatch, replace, verdict):
     said = mutants.try_one(mutants.Mutant("sums", "sums.py", "return a + b", replace, ["tests/test_sums.py"]))
     assert said.startswith(verdict)
     assert "return a + b" in (tmp_path / "sums.py").read_text()  # as it was
+
+
+def test_what_a_test_that_hangs_has_started_ends_with_it(tmp_path, monkeypatch):
+    """A rank of its job, say, in a session of its own."""
+    monkeypatch.setattr(mutants, "TREE", tmp_path)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_jobs.py").write_text(
+        "import subprocess\ndef test_job():\n"
+        f"    subprocess.run(['setsid', '--wait', 'sh', '-c', 'sleep 600; : {tmp_path.name}-{os.getpid()}'])\n"
+    )
+    monkeypatch.setattr(mutants, "limit_of", lambda mutant, test: 4)
+    said = mutants.red(mutants.Mutant("hangs", "", "", "", ["tests/test_jobs.py"]))
+    assert said == "tests/test_jobs.py: not done after 4 s"
+    assert wait_until(lambda: not processes_with(f"sleep 600; : {tmp_path.name}-{os.getpid()}"))

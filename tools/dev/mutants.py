@@ -10,10 +10,12 @@ it. The unmutated copy has to pass first; a mutant that fails to compile is an e
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -118,6 +120,20 @@ def limit_of(mutant: Mutant, test: str) -> float:
     return 60 + 5 * needed[test] if test in needed else mutant.timeout
 
 
+def kill_tree(pid: int) -> None:
+    """Ends a process and what it has started, in whichever session: a rank that hangs may take a core for ever."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    doomed = [pid]
+    for one in doomed:
+        doomed += children.get(one, [])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+
+
 def red(mutant: Mutant) -> str:
     """What the first guarding test that fails says (one that hangs past its time fails too); empty when all pass."""
     env = {**os.environ, "PYTHONPATH": str(TREE / "python")}
@@ -131,12 +147,14 @@ def red(mutant: Mutant) -> str:
         limit = limit_of(mutant, test)
         started = time.monotonic()
         with tempfile.TemporaryFile() as said:  # of a wrong sum it can be gigabytes
-            try:
-                code = subprocess.run(
-                    command, cwd=TREE, env=env, stdout=said, stderr=said, timeout=limit, check=False
-                ).returncode
-            except subprocess.TimeoutExpired:
-                return f"{test}: not done after {limit:.0f} s"
+            with subprocess.Popen(command, cwd=TREE, env=env, stdout=said, stderr=said) as process:
+                try:
+                    code = process.wait(timeout=limit)
+                except subprocess.TimeoutExpired:
+                    return f"{test}: not done after {limit:.0f} s"
+                finally:
+                    if process.returncode is None:
+                        kill_tree(process.pid)
             if code not in (0, 5):
                 said.seek(max(0, said.seek(0, os.SEEK_END) - 3000))
                 return f"{test}: exit code {code}\n{said.read().decode(errors='replace')}"
