@@ -37,9 +37,18 @@ def test_flows(sums, flows):
         assert sent([found]) == pytest.approx(4 / 3, rel=0.001)
 
 
-@pytest.mark.parametrize("ranks_a_node", [1, 2])
-def test_checksums(sums, ranks_a_node):
-    assert sent(sums(4, ranks_a_node, PACELINE_CHECKSUM="on")) == pytest.approx(6, rel=0.001)
+@pytest.mark.parametrize(("checksum", "has_sums"), [("on", True), ("off", False), ("auto", False)])
+def test_checksums(paceline, python, tmp_path, checksum, has_sums):
+    """Everything that has a payload has its sum beside it on the wire, or nothing has."""
+    frames, seed = tmp_path / "frames", random.randrange(1 << 30)
+    command = [paceline, "run", "-np", 2, "--", python, SUMS, tmp_path, seed, 1]
+    capture = ["unshare", "--net", python, SUMS.with_name("capture.py"), frames]
+    result = run([*capture, *command], PACELINE_CHECKSUM=checksum)
+    assert result.returncode == 0, f"seed {seed}\n{result.stdout}{result.stderr}"
+    seen = [json.loads(line) for line in frames.read_text().splitlines()]
+    assert {frame["type"] for frame in seen} >= {"eager", "piece"}
+    assert {frame["has_sum"] for frame in seen} == {has_sums}
+    assert {frame["is_right"] for frame in seen} == ({True, None} if has_sums else {None})
 
 
 @pytest.mark.parametrize(
