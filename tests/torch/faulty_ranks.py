@@ -8,7 +8,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from faulty_notes import note
+from faulty_notes import note, seen
 from models import batch, mlp
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,19 +16,6 @@ import paceline.torch
 from paceline.errors import UnsupportedError
 
 RANK = int(os.environ["RANK"])
-
-
-def seen(function):
-    """Runs until an error; writes its type, text and time."""
-    try:
-        function()
-    except BaseException as error:
-        kinds = [kind.__name__ for kind in type(error).__mro__]
-        note(kind=type(error).__name__, kinds=kinds, text=str(error), at=time.monotonic())
-        print(f"{type(error).__name__}: {error}", flush=True)
-        os._exit(1)
-    note(kind="none", text="", at=time.monotonic())
-    os._exit(0)
 
 
 def killed_in_training():
