@@ -14,12 +14,6 @@ constexpr double kLatency = 25e-6;          // seconds a hop
 constexpr double kSecondsPerByte = 0.8e-9;  // 10 Gb/s
 constexpr double kReducing = 0.25e-9;       // seconds a byte
 
-std::string size_text(uint64_t bytes) {
-  if (bytes >= 1 << 20) return fmt::format("{:.4g} MiB", static_cast<double>(bytes) / (1 << 20));
-  if (bytes >= 1 << 10) return fmt::format("{:.4g} KiB", static_cast<double>(bytes) / (1 << 10));
-  return fmt::format("{} B", bytes);
-}
-
 uint64_t largest(const std::vector<uint64_t>& counts) {
   uint64_t sum = 0;
   for (uint64_t c : counts) sum += c;

@@ -126,6 +126,8 @@ enum class StepKind : uint8_t {
   kDecodeSum = 13,      ///< sparse: dst = Σ codec⁻¹(codes) / divisor, in the codes' order
 };
 const char* step_kind_name(StepKind k);
+/// "64 MiB", "1.5 KiB", "12 B".
+std::string size_text(uint64_t bytes);
 
 inline constexpr uint32_t kNoStep = UINT32_MAX;
 
@@ -177,8 +179,10 @@ struct Plan {
   /// Message bytes that this rank sends to ranks of other nodes (upper bound for sparse).
   [[nodiscard]] uint64_t inter_node_bytes_sent() const;
   [[nodiscard]] uint64_t bytes_sent() const;
-  /// One line a step, for people and for golden tests.
-  [[nodiscard]] std::string to_string() const;
+  /// One line a step, for people and for golden tests; of more steps than `most`, how many are left out.
+  [[nodiscard]] std::string to_string(std::size_t most = SIZE_MAX) const;
+  /// How many steps there are of each kind: "4 send, 4 receive-reduce".
+  [[nodiscard]] std::string kinds() const;
   /// "two-level 2×4, direct fp16 between nodes".
   [[nodiscard]] std::string summary() const;
   bool operator==(const Plan&) const = default;

@@ -1,6 +1,8 @@
 // Small plans by heart, what requests are refused, and what the choice is.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "plan/plan.h"
 #include "plan/plan_cases.h"
 
@@ -224,6 +226,34 @@ TEST(Bytes, BuffersOverFourGigabytes) {
     EXPECT_EQ(last, uint64_t{20} << 30);
     EXPECT_GT(plan->bytes_sent(), uint64_t{9} << 30);
   }
+}
+
+TEST(Text, OfManyStepsTheFirstAreShown) {
+  PlanRequest q = all_reduce(2, 1, 64 << 20);
+  const auto plan = build(q, 0);
+  ASSERT_TRUE(plan);
+  const std::string whole = plan->to_string(), cut = plan->to_string(3);
+  const std::string last = "     and " + std::to_string(plan->steps.size() - 3) + " steps more\n";
+  EXPECT_EQ(std::count(whole.begin(), whole.end(), '\n'), plan->steps.size() + 1);
+  EXPECT_EQ(std::count(cut.begin(), cut.end(), '\n'), 5);
+  EXPECT_EQ(whole.find(cut.substr(0, cut.size() - last.size())), 0U);
+  EXPECT_EQ(cut.substr(cut.size() - last.size()), last);
+  EXPECT_EQ(plan->to_string(plan->steps.size()), whole);
+}
+
+TEST(Text, KindsAreCounted) {
+  PlanRequest q = all_reduce(3, 1, 64);
+  q.algorithm = Algorithm::kDoubling;
+  EXPECT_EQ(build(q, 0)->kinds(), "1 send, 1 receive");
+  EXPECT_EQ(build(q, 1)->kinds(), "1 reduce, 2 send, 1 receive, 1 receive-reduce");
+}
+
+TEST(Text, SizesAreShort) {
+  EXPECT_EQ(size_text(0), "0 B");
+  EXPECT_EQ(size_text(1023), "1023 B");
+  EXPECT_EQ(size_text(1536), "1.5 KiB");
+  EXPECT_EQ(size_text(64 << 20), "64 MiB");
+  EXPECT_EQ(size_text(uint64_t{3} << 40), "3072 GiB");
 }
 
 // Choice.

@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
+#include <map>
 
 #include "plan/plan.h"
 #include "plan/shape.h"
@@ -45,6 +47,14 @@ const char* step_kind_name(StepKind k) {
                                     "decode-sum"};
   auto i = static_cast<std::size_t>(k);
   return i < std::size(kNames) ? kNames[i] : "unknown";
+}
+
+std::string size_text(uint64_t bytes) {
+  const auto number = static_cast<double>(bytes);
+  if (bytes >= 1 << 30) return fmt::format("{:.4g} GiB", number / (1 << 30));
+  if (bytes >= 1 << 20) return fmt::format("{:.4g} MiB", number / (1 << 20));
+  if (bytes >= 1 << 10) return fmt::format("{:.4g} KiB", number / (1 << 10));
+  return fmt::format("{} B", bytes);
 }
 
 namespace {
@@ -109,11 +119,23 @@ uint64_t Plan::inter_node_bytes_sent() const {
   return sum;
 }
 
-std::string Plan::to_string() const {
+std::string Plan::to_string(std::size_t most) const {
   std::string text = fmt::format("rank {} of {}: {}\n", me, request.shape.size, summary());
-  for (std::size_t i = 0; i < steps.size(); ++i) {
+  const std::size_t shown = std::min(most, steps.size());
+  for (std::size_t i = 0; i < shown; ++i) {
     fmt::format_to(std::back_inserter(text), "{:>4} {}\n", i, step_text(steps[i]));
   }
+  if (shown < steps.size())
+    fmt::format_to(std::back_inserter(text), "     and {} steps more\n", steps.size() - shown);
+  return text;
+}
+
+std::string Plan::kinds() const {
+  std::map<StepKind, std::size_t> counts;
+  for (const Step& s : steps) ++counts[s.kind];
+  std::string text;
+  for (const auto& [kind, count] : counts)
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, step_kind_name(kind));
   return text;
 }
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ PROGRAM = TREE / "build" / "bin" / "paceline"
 sys.path.insert(0, str(TREE / "tests" / "lab"))
 
 from lab_tools import in_a_lab, on_a_small_disk, run_lab  # noqa: E402
+from presence import measured  # noqa: E402
 
 FIELDS = {
     "op", "ranks", "nodes", "bytes", "dtype", "plan", "codec", "wire", "us_p50", "us_p99", "algbw", "floor_us",
@@ -210,6 +212,43 @@ def test_a_line_names_the_codec_that_the_settings_gave(tmp_path):
     assert row["codec"] == "none"
 
 
+def test_a_plan_is_shown_and_nothing_is_run():
+    """Of more bytes than there is memory, too, and no longer than was asked for."""
+    codes, out, err = ranks(3, "allreduce", "--plan", "--bytes", "256GiB,48", "--steps", 5, "--rank", 1)
+    assert codes == [0, 0, 0], err
+    head, large, small = out.split("\n\n")
+    assert re.search(r"^# 3 ranks on 1 node .*\n# allreduce of float32, planned$", head)
+    assert large.startswith("256 GiB\n  why: 3 ranks on 1 node, 256 GiB: ")
+    count, kinds = re.search(r"^  steps: (\d+) \((.*)\), .* of scratch memory$", large, re.MULTILINE).groups()
+    assert int(count) > 100_000 and sum(int(kind.split()[0]) for kind in kinds.split(", ")) == int(count)
+    title, *steps, left_out = large.splitlines()[4:]
+    assert title == "rank 1 of 3: direct all-reduce 1×3" and left_out == f"     and {int(count) - 5} steps more"
+    assert [re.match(r" *(\d+) (send|receive)", step)[1] for step in steps] == list("01234")
+    assert small.splitlines()[2:5] == [
+        "  nothing leaves the node",
+        "  steps: 5 (1 reduce, 2 send, 1 receive, 1 receive-reduce), 64 B of scratch memory",
+        "rank 1 of 3: doubling all-reduce 1×3",
+    ]
+    assert len(small.splitlines()) == 5 + 5
+
+
+@in_a_lab
+def test_a_plan_is_shown_with_every_links_bytes_and_their_time():
+    """In packets of the lab's links, at their rate and with their delay."""
+    flags = ("--nodes", "2", "--rate", "100mbit", "--mtu", "9000", "--delay", "20ms", "--no-calibration", "--quiet")
+    command = [str(PROGRAM), "bench", "allreduce", "--plan", "--bytes", "8MiB", "--steps", "0"]
+    done = measured(lambda: run_lab(*flags, command=command), lambda done: done.returncode == 0, attempts=5)
+    assert done.returncode == 0, done.stderr
+    links = re.findall(r"link of node (\d): ([\d.]+) MB out, ([\d.]+) MB in$", done.stdout, re.MULTILINE)
+    assert [node for node, _, _ in links] == ["0", "1"]
+    carried = [float(megabytes) for link in links for megabytes in link[1:]]
+    assert carried == pytest.approx([(8 << 20) / 8948 * 9014 / 1e6] * 4, rel=0.004)
+    line = r"time: ([\d.]+) ms at least: ([\d.]+) MB at 100 Mb/s, 2 hops of ([\d.]+) us$"
+    time, busiest, latency = map(float, re.search(line, done.stdout, re.MULTILINE).groups())
+    assert busiest == max(carried) and 20_000 < latency <= 24_000
+    assert time == pytest.approx(busiest * 8e6 / 1e8 * 1e3 + 2 * latency / 1e3, rel=1e-4)
+
+
 #: Stands in for Python with torch: answers every order with a millisecond an operation (two on rank 1), and keeps what
 #: the order was and what the links had carried when it came.
 PEER = """
@@ -267,6 +306,10 @@ def test_both_sides_take_turns_in_an_order_that_is_drawn(tmp_path):
             (["allreduce", "--np", 2, "--link", rate], f"--link: a rate such as 1gbit or 300mbit is wanted, not {rate}")
             for rate in ("fast", "infgbit", "nangbit", "-1gbit", "0gbit", "1e400gbit", "1e300tbit", "1gb")
         ),
+        (["allreduce", "--np", 2, "--plan", "--rank", 2], "--rank 2: there are ranks 0 to 1"),
+        (["allreduce", "--np", 2, "--plan", "--json", "/dev/null"], "--json excludes --plan"),
+        (["allreduce", "--np", 2, "--steps", 2], "--steps requires --plan"),
+        (["allreduce", "--np", 2, "--plan", "--latency", "0us"], "--latency: a time such as 50us or 2ms is wanted"),
         (["allreduce", "--np", 2, "--seconds", "nan"], "--seconds: nan is no number from 0.01 to 3600"),
     ],
 )

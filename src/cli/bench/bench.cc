@@ -17,6 +17,7 @@
 #include "cli/bench/measure.h"
 #include "cli/bench/ranks.h"
 #include "cli/bench/report.h"
+#include "cli/bench/show_plan.h"
 
 namespace paceline::bench {
 namespace {
@@ -75,6 +76,8 @@ Status bench_on(paceline_comm* comm, const Options& options) {
     return {static_cast<Code>(code), paceline_error(comm)};
   }
   PACELINE_ASSIGN(double link, link_rate(options.link));
+  const auto sizes = options.bytes.empty() ? ladder() : options.bytes;
+  if (options.plan) return show_plans(comm, who, options, sizes, link);
   std::optional<Report> report;
   Status opened;
   if (who.rank == 0) {
@@ -93,7 +96,7 @@ Status bench_on(paceline_comm* comm, const Options& options) {
         all_ok(comm, who.rank, started.status(), "the peer did not start on every rank"));
     peer = std::move(*started);
   }
-  for (uint64_t bytes : options.bytes.empty() ? ladder() : options.bytes) {
+  for (uint64_t bytes : sizes) {
     PACELINE_ASSIGN(auto row, measure(comm, who, options, bytes, peer.get(), random));
     if (report) PACELINE_RETURN_IF_ERROR(report->add(row));
   }

@@ -29,14 +29,18 @@ struct Options {
   double ratio = 0;                 ///< top-k; 0: the settings'
   std::string buffers = "private";  ///< or shared: paceline_alloc; exchanged: paceline_share
   bool out_of_place = false;
-  int iterations = 0;  ///< per row and side; 0: as many as fit into `seconds`
-  double seconds = 2;  ///< per row and side
-  int turns = 8;       ///< blocks per side
-  std::string json;    ///< file that rank 0 appends lines to
-  std::string versus;  ///< "" or "gloo"
-  std::string link;    ///< rate of a node's link, "1gbit"; empty: the lab's
-  int np = 0;          ///< start so many ranks here first
-  std::string python;  ///< interpreter with torch, for --vs
+  int iterations = 0;   ///< per row and side; 0: as many as fit into `seconds`
+  double seconds = 2;   ///< per row and side
+  int turns = 8;        ///< blocks per side
+  std::string json;     ///< file that rank 0 appends lines to
+  std::string versus;   ///< "" or "gloo"
+  std::string link;     ///< rate of a node's link, "1gbit"; empty: the lab's
+  bool plan = false;    ///< show what would run, run nothing
+  int plan_rank = 0;    ///< whose
+  int plan_steps = 24;  ///< the most that are shown
+  std::string latency;  ///< from node to node, "50us"; empty: the lab's
+  int np = 0;           ///< start so many ranks here first
+  std::string python;   ///< interpreter with torch, for --vs
 };
 
 /// Declares the flags.

@@ -1,6 +1,7 @@
 #include "cli/bench/links.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
@@ -32,10 +33,24 @@ uint64_t busiest(const LinkBytes& before, const LinkBytes& after) {
   return most;
 }
 
+namespace {
+
+double told_by_lab(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? 0.0 : std::strtod(value, nullptr);
+}
+
+}  // namespace
+
 Result<double> link_rate(const std::string& option) {
   if (!option.empty()) return cli::parse_rate(option);
-  const char* rate = std::getenv("PACELINE_LAB_RATE");
-  return rate == nullptr ? 0.0 : std::strtod(rate, nullptr);
+  return told_by_lab("PACELINE_LAB_RATE");
+}
+
+Result<double> link_latency(const std::string& option) {
+  if (option.empty()) return told_by_lab("PACELINE_LAB_DELAY");
+  PACELINE_ASSIGN(auto latency, cli::parse_duration(option));
+  return std::chrono::duration<double>(latency).count();
 }
 
 }  // namespace paceline::bench

@@ -1,4 +1,4 @@
-// What the links of a lab have carried, and what they can carry.
+// What the links of a lab have carried, what they can carry, and how long they are.
 #pragma once
 
 #include <cstdint>
@@ -20,5 +20,7 @@ uint64_t busiest(const LinkBytes& before, const LinkBytes& after);
 
 /// --link, or the lab's rate, or 0: bits per second.
 Result<double> link_rate(const std::string& option);
+/// --latency, or what the lab's --delay takes, or 0: seconds.
+Result<double> link_latency(const std::string& option);
 
 }  // namespace paceline::bench

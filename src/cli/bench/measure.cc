@@ -69,18 +69,8 @@ class Turn {
   GlooPeer* peer_;
 };
 
-// What the engine would do with this operation, by its settings.
-std::string plan_text(paceline_comm* comm, const Workload& work, int rank) {
-  const paceline_op_args& a = work.args();
-  engine::Operation o;
-  o.collective = static_cast<plan::Collective>(a.collective);
-  o.dtype = static_cast<DType>(a.dtype);
-  o.input = a.input;
-  o.output = a.output;
-  o.count = a.count;
-  o.algorithm = static_cast<plan::Algorithm>(a.algorithm);
-  o.codec = work.codec();
-  auto request = comm->runner->request_for(o);
+std::string plan_text(const Workload& work, int rank) {
+  auto request = work.request();
   if (!request) return request.status().to_string();
   auto plan = plan::build(*request, rank);
   return plan ? plan->summary() : plan.status().to_string();
@@ -131,7 +121,7 @@ Result<Row> measure(paceline_comm* comm, const paceline_identity& who, const Opt
   PACELINE_ASSIGN(auto work, Workload::make(comm, who, options, bytes));
   Row row;
   row.bytes = work.bytes();
-  row.plan = plan_text(comm, work, who.rank);
+  row.plan = plan_text(work, who.rank);
   row.codec = codec_word(work.codec().codec);
 
   work.refill();

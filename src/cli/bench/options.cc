@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 
 #include "cli/bench/bench.h"
@@ -30,6 +31,12 @@ std::string is_share(const std::string& text) {
 std::string is_rate(const std::string& text) {
   auto rate = cli::parse_rate(text);
   return rate && *rate > 0 ? "" : "a rate such as 1gbit or 300mbit is wanted, not " + text;
+}
+
+std::string is_latency(const std::string& text) {
+  auto latency = cli::parse_duration(text);
+  const bool is_good = latency && latency->count() > 0 && *latency <= std::chrono::seconds(10);
+  return is_good ? "" : "a time such as 50us or 2ms is wanted, not " + text;
 }
 
 }  // namespace
@@ -99,14 +106,33 @@ void declare(CLI::App& command, Options& o) {
   command.add_option("--turns", o.turns, "Blocks that each side's operations are divided into")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  command.add_option("--json", o.json, "Append one JSON line a row and side to this file");
-  command.add_option("--vs", o.versus, "Measure a peer in turns with ours: gloo")
-      ->check(CLI::IsMember({"gloo"}));
+  auto* json =
+      command.add_option("--json", o.json, "Append one JSON line a row and side to this file");
+  auto* versus = command.add_option("--vs", o.versus, "Measure a peer in turns with ours: gloo")
+                     ->check(CLI::IsMember({"gloo"}));
   command.add_option("--python", o.python, "Interpreter that has torch, for --vs gloo");
   command
       .add_option("--link", o.link,
                   "Rate of a node's link for the floor, such as 1gbit (inside a lab: the lab's)")
       ->check(is_rate);
+  auto* plan = command
+                   .add_flag("--plan", o.plan,
+                             "Run nothing: show the plan of each size, the bytes of every node's "
+                             "link and the time that they take")
+                   ->excludes(json)
+                   ->excludes(versus);
+  command.add_option("--rank", o.plan_rank, "With --plan: whose (default: 0)")
+      ->check(CLI::Range(0, 4095))
+      ->needs(plan);
+  command.add_option("--steps", o.plan_steps, "With --plan: the most steps that are shown (24)")
+      ->check(CLI::Range(0, 1'000'000))
+      ->needs(plan);
+  command
+      .add_option("--latency", o.latency,
+                  "With --plan: of a message between two nodes, such as 50us (inside a lab: what "
+                  "its --delay takes)")
+      ->check(is_latency)
+      ->needs(plan);
   command.add_option("--np", o.np, "Start so many ranks on this machine")
       ->check(CLI::Range(1, 4096));
 }

@@ -16,13 +16,6 @@ namespace {
 // TCP in packets of 1,500 bytes carries this part of a link that is shaped by a token bucket.
 constexpr double kSteadyShare = 0.95;
 
-std::string size_text(uint64_t bytes) {
-  if (bytes >= 1 << 30) return fmt::format("{:.4g} GiB", static_cast<double>(bytes) / (1 << 30));
-  if (bytes >= 1 << 20) return fmt::format("{:.4g} MiB", static_cast<double>(bytes) / (1 << 20));
-  if (bytes >= 1 << 10) return fmt::format("{:.4g} KiB", static_cast<double>(bytes) / (1 << 10));
-  return fmt::format("{} B", bytes);
-}
-
 std::string optional_text(double value, const char* format) {
   return value > 0 ? fmt::format(fmt::runtime(format), value) : "-";
 }
@@ -70,7 +63,7 @@ std::string Report::side(const Row& row, const Figures& f, const char* name) con
     return optional_text(static_cast<double>(b) / 1e6, "{:.2f} MB");
   };
   return fmt::format("{:>10}  {:<8} {:>11.1f} {:>11.1f} {:>8.2f} {:>11} {:>7} {:>8} {:>8}  {}\n",
-                     size_text(row.bytes), name, p50 * 1e6, f.percentile(0.99) * 1e6,
+                     plan::size_text(row.bytes), name, p50 * 1e6, f.percentile(0.99) * 1e6,
                      static_cast<double>(row.bytes) / p50 / 1e9, optional_text(floor, "{:.1f}"),
                      optional_text(100 * floor / (p50 * 1e6), "{:.1f} %"),
                      ours ? megabytes(row.predicted_bytes) : "-",

@@ -15,6 +15,9 @@ namespace {
 
 constexpr int kAllReduce = 0, kBroadcast = 1, kAllGather = 2, kReduceScatter = 3, kAllToAll = 4;
 
+// Addresses of buffers that are not made.
+std::byte stand_ins[2];
+
 // SplitMix64's finaliser (G. L. Steele, D. Lea and C. H. Flood, 2014).
 uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
@@ -77,8 +80,8 @@ Memory::~Memory() {
   if (kind_ != Kind::kExchanged || paceline_unshare(comm_, data_) == PACELINE_OK) std::free(data_);
 }
 
-Result<Workload> Workload::make(paceline_comm* comm, const paceline_identity& who,
-                                const Options& options, uint64_t bytes) {
+Workload Workload::outline(paceline_comm* comm, const paceline_identity& who,
+                           const Options& options, uint64_t bytes) {
   Workload w;
   w.comm_ = comm;
   w.rank_ = who.rank;
@@ -95,20 +98,11 @@ Result<Workload> Workload::make(paceline_comm* comm, const paceline_identity& wh
   w.block_ = in_blocks ? elements / ranks : elements;
   w.bytes_ = elements * element;
   w.counts_.assign(ranks, w.block_);
-  uint64_t in_bytes = (a.collective == kAllGather ? w.block_ : elements) * element;
-  uint64_t out_bytes = (a.collective == kReduceScatter ? w.block_ : elements) * element;
-  const auto kind = options.buffers == "shared"      ? Memory::Kind::kShared
-                    : options.buffers == "exchanged" ? Memory::Kind::kExchanged
-                                                     : Memory::Kind::kPrivate;
-  PACELINE_ASSIGN(w.input_, Memory::make(comm, in_bytes, kind));
   // In place where the peers' interfaces are, too.
   w.in_place_ = (a.collective == kAllReduce || a.collective == kBroadcast) && !options.out_of_place;
-  if (!w.in_place_) {
-    PACELINE_ASSIGN(w.output_, Memory::make(comm, out_bytes, kind));
-  }
-  a.input = w.input_.data();
-  a.output = w.in_place_ ? w.input_.data() : w.output_.data();
-  a.count = in_blocks ? w.block_ : elements;
+  a.input = &stand_ins[0];
+  a.output = &stand_ins[w.in_place_ ? 0 : 1];
+  a.count = w.block_;
   if (a.collective == kAllToAll) a.send_counts = a.receive_counts = w.counts_.data();
   if (a.collective == kAllGather || a.collective == kReduceScatter) a.counts = w.counts_.data();
   const std::vector<std::string> algorithms = {"auto",   "ring",      "doubling", "tree",
@@ -123,6 +117,38 @@ Result<Workload> Workload::make(paceline_comm* comm, const paceline_identity& wh
   w.codec_ = capi::codec_for(comm->settings, a);
   // Counts point into the vector, whose storage moves along with it.
   return w;
+}
+
+Result<Workload> Workload::make(paceline_comm* comm, const paceline_identity& who,
+                                const Options& options, uint64_t bytes) {
+  auto w = outline(comm, who, options, bytes);
+  auto& a = w.args_;
+  const uint64_t block_bytes = w.block_ * dtype_size(static_cast<DType>(a.dtype));
+  const auto kind = options.buffers == "shared"      ? Memory::Kind::kShared
+                    : options.buffers == "exchanged" ? Memory::Kind::kExchanged
+                                                     : Memory::Kind::kPrivate;
+  PACELINE_ASSIGN(w.input_,
+                  Memory::make(comm, a.collective == kAllGather ? block_bytes : w.bytes_, kind));
+  if (!w.in_place_) {
+    PACELINE_ASSIGN(
+        w.output_,
+        Memory::make(comm, a.collective == kReduceScatter ? block_bytes : w.bytes_, kind));
+  }
+  a.input = w.input_.data();
+  a.output = w.in_place_ ? w.input_.data() : w.output_.data();
+  return w;
+}
+
+Result<plan::PlanRequest> Workload::request() const {
+  engine::Operation o;
+  o.collective = static_cast<plan::Collective>(args_.collective);
+  o.dtype = static_cast<DType>(args_.dtype);
+  o.input = args_.input;
+  o.output = args_.output;
+  o.count = args_.count;
+  o.algorithm = static_cast<plan::Algorithm>(args_.algorithm);
+  o.codec = codec_;
+  return comm_->runner->request_for(o);
 }
 
 double Workload::value(int rank, uint64_t index) const {

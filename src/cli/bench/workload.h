@@ -31,6 +31,9 @@ class Memory {
 
 class Workload {
  public:
+  /// Without its buffers: all that its plan follows from.
+  static Workload outline(paceline_comm* comm, const paceline_identity& who, const Options& options,
+                          uint64_t bytes);
   static Result<Workload> make(paceline_comm* comm, const paceline_identity& who,
                                const Options& options, uint64_t bytes);
 
@@ -41,6 +44,9 @@ class Workload {
   /// Compares a sample of the output of one run() after refill() with what the ranks' values give; for types that
   /// can be summed without rounding doubts and exact transport or a dense codec.
   [[nodiscard]] Status verify() const;
+
+  /// What the engine would plan for it, by its settings.
+  [[nodiscard]] Result<plan::PlanRequest> request() const;
 
   [[nodiscard]] const paceline_op_args& args() const { return args_; }
   /// As asked for, or as the settings say.

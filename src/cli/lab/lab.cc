@@ -86,6 +86,7 @@ int free_port() {
 struct Identity {
   std::string master, port, interface, name, bytes_socket;
   std::string rendezvous_port;  ///< empty: the usual one
+  double delay = 0;             ///< seconds from node to node, as measured; 0: none was added
 };
 
 std::vector<RankSpec> make_specs(const Options& o, const Identity& id,
@@ -117,6 +118,7 @@ std::vector<RankSpec> make_specs(const Options& o, const Identity& id,
     if (!id.bytes_socket.empty()) {
       e["PACELINE_LAB_BYTES"] = id.bytes_socket;
       e["PACELINE_LAB_RATE"] = fmt::format("{:.0f}", o.rate_bps);
+      if (id.delay > 0) e["PACELINE_LAB_DELAY"] = fmt::format("{:.9f}", id.delay);
       e["NCCL_HOSTID"] = fmt::format("{}node{}", id.name, spec.node);
     }
     if (!id.rendezvous_port.empty()) e["PACELINE_PORT"] = id.rendezvous_port;
@@ -248,6 +250,8 @@ int run_in_network(const Options& o, const Owner& owner, const Janitor& janitor,
 
   Identity id{network->nodes()[0].address,  "29500", kNic, owner.lab_name(),
               owner.directory() + "/bytes", ""};
+  if (const auto& delays = measured->delays; !delays.empty())
+    id.delay = *std::max_element(delays.begin(), delays.end());
   auto server = ByteServer::start(*counters, id.bytes_socket);
   if (!server.is_ok()) return fail(signals, server.status());
   auto before = (*server)->read();
