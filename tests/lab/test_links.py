@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from lab_tools import lab_command, python, report_of, run_lab, start_time, traces_of, transfer
+from lab_tools import lab_command, python, report_of, run_lab, start_time, traces_of, transfer, wait_until
 from presence import measured
 
 MSS, FRAME = 1448, 1514  # TCP with time stamps at MTU 1500
@@ -282,12 +282,17 @@ def test_delay_and_loss_go_together(flags):
 
 def test_a_link_whose_probes_all_get_lost_is_told():
     """Pulled out while the other one's delay, of a second, is checked."""
-    command = lab_command("--delay", "1s", "--loss", "1%", "--no-calibration", command=["true"])
+    flags = ("--rate", "100mbit", "--delay", "1s", "--loss", "1%", "--no-calibration")
+    command = lab_command(*flags, command=["true"])
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr.readline().startswith("lab: 2 nodes")
-            (switch,) = (path for path in traces_of(process.pid, start_time(process.pid)) if path.endswith("sw"))
-            subprocess.run(["ip", "-n", os.path.basename(switch), "link", "set", "port1", "down"], check=True)
+            (path,) = (path for path in traces_of(process.pid, start_time(process.pid)) if path.endswith("sw"))
+            switch = os.path.basename(path)
+            losses = ["tc", "-n", switch, "filter", "show", "dev", "port1", "ingress"]
+            # They begin when the relay's rate has been measured, and the delays are checked next.
+            assert wait_until(lambda: subprocess.run(losses, capture_output=True, check=False).stdout)
+            subprocess.run(["ip", "-n", switch, "link", "set", "port1", "down"], check=True)
             said = process.stderr.read()
             assert process.wait(timeout=60) == 3
         finally:
@@ -296,18 +301,31 @@ def test_a_link_whose_probes_all_get_lost_is_told():
     assert re.search(refusal + "Ask for a smaller --loss, a higher --rate or fewer nodes", said, re.MULTILINE), said
 
 
-def test_a_delay_is_refused_where_its_relay_can_t_carry_the_rate(tmp_path):
+@pytest.mark.parametrize("flags", [[], ["--no-calibration"], ["--loss", "50%"], ["--loss", "0.1%", "--no-calibration"]])
+def test_a_delay_is_refused_where_its_relay_can_t_carry_the_rate(tmp_path, flags):
+    """What no relay in user space carries, on whatever machine; and not for the losses that TCP would slow down by."""
     mark = tmp_path / "started"
-    # What no relay in user space carries, on whatever machine. A busy one may miss the delay first.
-    refusal = r"^lab: --delay does not hold here: node\d's link carries .* of 400 Gb/s, for the relay needs more"
-    done = measured(
-        lambda: run_lab("--nodes", "2", "--delay", "20ms", "--rate", "400gbit", command=["touch", str(mark)]),
-        lambda done: re.search(refusal, done.stderr, re.MULTILINE),
-        attempts=5,
+    links = ("--nodes", "2", "--delay", "20ms", "--rate", "400gbit", *flags)
+    done = run_lab(*links, command=["touch", str(mark)])
+    assert done.returncode == 3 and not mark.exists()
+    way, instead = ("", " or fewer nodes")
+    if "--loss" in flags:
+        way, instead = (" in single packets, as --loss has them", ", fewer nodes or no --loss")
+    refusal = (
+        rf"^lab: --delay does not hold here: node\d's link carries [1-9]\S* [MG]b/s of 400 Gb/s{way}, for the relay "
+        f"needs more of the cores. Ask for a lower --rate{instead}$"
     )
-    assert done.returncode == 3
     assert re.search(refusal, done.stderr, re.MULTILINE), done.stderr
-    assert not mark.exists()
+
+
+def test_a_delay_that_tcp_takes_long_to_fill_is_not_taken_for_a_slow_relay(tmp_path):
+    """7.5 MB are under way when it is full, and TCP begins with 14 kB."""
+    path = tmp_path / "lab.json"
+    flags = ("--nodes", "2", "--rate", "300mbit", "--delay", "100ms", "--json", str(path))
+    done = measured(lambda: run_lab(*flags, command=["true"]), lambda done: done.returncode == 0, attempts=3)
+    assert done.returncode == 0, done.stderr
+    slowest = min(link["calibration"]["up"]["payload_bps"] for link in report_of(path)["links"])
+    assert slowest < 0.8 * 3e8 and "TCP takes its time to fill it over such a delay" in done.stderr
 
 
 def test_delay_is_added_one_way():

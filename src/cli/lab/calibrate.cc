@@ -19,6 +19,7 @@
 
 #include "cli/lab/namespaces.h"
 #include "cli/lab/shaping.h"
+#include "cli/text/units.h"
 
 namespace paceline::lab {
 namespace {
@@ -29,6 +30,9 @@ constexpr std::size_t kChunk = 64 << 10;
 constexpr timeval kPatience{5, 0};
 constexpr int kOpenings = 12;  // a handshake that gets lost is begun again
 constexpr int kWindows = 11, kLeastWindows = 5;
+/// For a relay's rate: of each direction; and with a delay that TCP fills a link over within the first of them.
+constexpr int kRelayTries = 3, kRelayWindows = 3;
+constexpr auto kRelayDelay = milliseconds(1);
 constexpr double kLongestWindow = 6, kLongEnough = 12;  // seconds: of one, and of all
 constexpr auto kSlice = milliseconds(50), kTick = milliseconds(250);
 
@@ -256,7 +260,7 @@ double rate_of_window(const Flows& flows, std::vector<Flow::Arrivals>& before, d
 }
 
 /// Median over windows of the sum of all flows; the first one is TCP finding the line.
-double steady_rate(Flows& flows, double line_bps, Watch& watch) {
+double steady_rate(Flows& flows, double line_bps, Watch& watch, int windows = kWindows) {
   const double batch = 8.0 * kChunk / line_bps;
   const double window = std::clamp(24 * batch, 0.04, 0.6);
   const double longest =
@@ -269,7 +273,7 @@ double steady_rate(Flows& flows, double line_bps, Watch& watch) {
   rate_of_window(flows, before, std::max(0.12, window), longest, watch);
   std::vector<double> rates;
   const auto began = Clock::now();
-  for (int i = 0; i < kWindows && !watch.cancelled(); ++i, ++watch.steps) {
+  for (int i = 0; i < windows && !watch.cancelled(); ++i, ++watch.steps) {
     if (i >= kLeastWindows && seconds(Clock::now() - began) > kLongEnough) continue;
     rates.push_back(rate_of_window(flows, before, window, longest, watch));
   }
@@ -289,6 +293,10 @@ Result<Flows> open_flows(const End& from, const End& to, int count, const Watch&
   return flows;
 }
 
+int flows_that_fill(const Options& options, bool capped) {
+  return capped ? static_cast<int>(std::ceil(options.rate_bps / options.per_flow_bps)) + 1 : 1;
+}
+
 Result<DirectionCalibration> measure(const End& from, const End& to, const Options& options,
                                      bool capped, Watch& watch) {
   DirectionCalibration result;
@@ -302,48 +310,50 @@ Result<DirectionCalibration> measure(const End& from, const End& to, const Optio
     ++watch.steps;
   }
   if (capped && !watch.cancelled()) {
-    result.flows = static_cast<int>(std::ceil(options.rate_bps / options.per_flow_bps)) + 1;
+    result.flows = flows_that_fill(options, capped);
     PACELINE_ASSIGN(auto flows, open_flows(from, to, result.flows, watch));
     result.payload_bps = steady_rate(flows, options.rate_bps, watch);
   }
   return result;
 }
 
-Result<LinkCalibration> measure_link(const Network& network, const Node& node,
-                                     const Options& options, Watch& watch) {
-  End inside{node.net_path, node.address}, outside{network.switch_path(), kSwitchAddress};
+/// What a link carries from its node, and to it.
+struct Ends {
+  explicit Ends(const Network& network, const Node& node)
+      : inside{node.net_path, node.address}, outside{network.switch_path(), kSwitchAddress} {}
+  End inside, outside;
+};
+
+Result<LinkCalibration> measure_link(const Ends& ends, const Options& options, Watch& watch) {
   LinkCalibration link;
-  PACELINE_ASSIGN(link.up, measure(inside, outside, options, options.per_flow_bps > 0, watch));
+  const bool capped = options.per_flow_bps > 0;
+  PACELINE_ASSIGN(link.up, measure(ends.inside, ends.outside, options, capped, watch));
   if (!watch.cancelled()) {
-    PACELINE_ASSIGN(link.down, measure(outside, inside, options, false, watch));
+    PACELINE_ASSIGN(link.down, measure(ends.outside, ends.inside, options, false, watch));
   }
   return link;
 }
 
-}  // namespace
-
-Result<std::vector<LinkCalibration>> calibrate(const Network& network, const Options& options,
-                                               const CalibrationHooks& hooks) {
+/// What `measure(ends)` says of every link, of `steps` steps each. Some at once: about 4 Gb/s per core leaves room for the
+/// machine's other work; beyond that, links would measure each other.
+template <class T, class Measure>
+Result<std::vector<T>> by_link(const Network& network, const Options& options, Watch& watch,
+                               int steps, const Measure& measure) {
   const auto& nodes = network.nodes();
-  // About 4 Gb/s per core leaves room for the machine's other work; beyond that, links would
-  // measure each other.
   auto together = static_cast<std::size_t>(std::max(
       1.0, std::floor(4e9 * std::max(1U, std::thread::hardware_concurrency()) / options.rate_bps)));
-  std::vector<LinkCalibration> links(nodes.size());
-  Watch watch{hooks};
-  const auto steps =
-      static_cast<int>(nodes.size()) * (kSteps + (options.per_flow_bps > 0 ? kWindows : 0));
+  std::vector<T> links(nodes.size());
   auto tell = [&] {
-    if (hooks.progress) {
-      hooks.progress(watch.links, static_cast<int>(nodes.size()), 100 * watch.steps / steps);
-    }
+    if (!watch.hooks.progress) return;
+    const auto all = static_cast<int>(nodes.size());
+    watch.hooks.progress(watch.links, all, std::min(100, 100 * watch.steps / (all * steps)));
   };
-  for (std::size_t first = 0; first < nodes.size() && !hooks.cancelled(); first += together) {
+  for (std::size_t first = 0; first < nodes.size() && !watch.cancelled(); first += together) {
     auto last = std::min(nodes.size(), first + together);
-    std::vector<std::future<Result<LinkCalibration>>> measured;
+    std::vector<std::future<Result<T>>> measured;
     for (auto i = first; i < last; ++i) {
       measured.push_back(std::async(std::launch::async, [&, i] {
-        auto link = measure_link(network, nodes[i], options, watch);
+        Result<T> link = measure(Ends(network, nodes[i]));
         ++watch.links;
         return link;
       }));
@@ -356,6 +366,59 @@ Result<std::vector<LinkCalibration>> calibrate(const Network& network, const Opt
     tell();
   }
   return links;
+}
+
+/// The best of a few short measurements: what else the machine does can only make a relay look slower.
+Result<double> relayed_rate(const End& from, const End& to, const Options& options, bool capped,
+                            Watch& watch) {
+  double best = 0;
+  for (int i = 0; i < kRelayTries && best < least_payload(options) && !watch.cancelled(); ++i) {
+    PACELINE_ASSIGN(auto flows, open_flows(from, to, flows_that_fill(options, capped), watch));
+    best = std::max(best, steady_rate(flows, options.rate_bps, watch, kRelayWindows));
+  }
+  return best;
+}
+
+}  // namespace
+
+double least_payload(const Options& options) {
+  const double frames = (options.mtu - 52.0) / (options.mtu + 38.0);
+  return kHolds * std::min(kTcpShare, frames) * options.rate_bps;
+}
+
+Status check_relay(Network& network, const Options& options, const CalibrationHooks& hooks) {
+  if (options.delay.count() == 0) return Status::ok();
+  Watch watch{hooks};
+  network.change_delay(std::min<std::chrono::nanoseconds>(options.delay, kRelayDelay));
+  auto links = by_link<double>(
+      network, options, watch, 2 * kRelayWindows, [&](const Ends& ends) -> Result<double> {
+        const bool capped = options.per_flow_bps > 0;
+        PACELINE_ASSIGN(double up, relayed_rate(ends.inside, ends.outside, options, capped, watch));
+        PACELINE_ASSIGN(double down,
+                        relayed_rate(ends.outside, ends.inside, options, false, watch));
+        return std::min(up, down);
+      });
+  network.change_delay(options.delay);
+  PACELINE_RETURN_IF_ERROR(links.status());
+  if (hooks.cancelled()) return Status::ok();
+  const auto slowest = std::min_element(links->begin(), links->end());
+  if (*slowest >= least_payload(options)) return Status::ok();
+  const bool single = options.loss > 0;
+  return {Code::kUnavailable,
+          fmt::format("--delay does not hold here: node{}'s link carries {} of {}{}, for the relay "
+                      "needs more of the cores. Ask for a lower --rate{} fewer nodes{}",
+                      slowest - links->begin(), cli::format_rate(*slowest),
+                      cli::format_rate(options.rate_bps),
+                      single ? " in single packets, as --loss has them" : "", single ? "," : " or",
+                      single ? " or no --loss" : "")};
+}
+
+Result<std::vector<LinkCalibration>> calibrate(const Network& network, const Options& options,
+                                               const CalibrationHooks& hooks) {
+  Watch watch{hooks};
+  return by_link<LinkCalibration>(
+      network, options, watch, kSteps + (options.per_flow_bps > 0 ? kWindows : 0),
+      [&](const Ends& ends) { return measure_link(ends, options, watch); });
 }
 
 }  // namespace paceline::lab

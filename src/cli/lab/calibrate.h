@@ -35,6 +35,15 @@ struct CalibrationHooks {
   std::function<bool()> cancelled;
 };
 
+/// What TCP carries at least where the line, not the machine, sets the pace: bits a second of payload.
+double least_payload(const Options& options);
+
+/// Whether the relay carries the links' rate, where there is a --delay: a relay that can't keep up would measure itself,
+/// not the link. Measured with a short delay and before packets get lost, for over long delays and with losses TCP carries
+/// less whatever the relay does; with --loss in single packets, as they come then. Refuses with kUnavailable. Below a
+/// second for links at once that calibrate() measures at once, 5 below 20 Mb/s.
+Status check_relay(Network& network, const Options& options, const CalibrationHooks& hooks);
+
 /// About a second per link, 20 below 20 Mb/s; slow links in parallel, fast ones one after the other.
 Result<std::vector<LinkCalibration>> calibrate(const Network& network, const Options& options,
                                                const CalibrationHooks& hooks);

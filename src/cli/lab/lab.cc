@@ -181,20 +181,6 @@ int run_on_loopback(const Options& o, const Signals& signals) {
   return finish(signals, o, Report{o, "", {}, {}, {}, run.value(), run->seconds});
 }
 
-/// A relay that can't keep up would measure itself, not the link.
-Status check_relayed_rate(const Options& o, const std::vector<LinkCalibration>& links) {
-  if (o.loss > 0) return Status::ok();
-  for (std::size_t i = 0; i < links.size(); ++i) {
-    auto least = std::min(links[i].up.payload_bps, links[i].down.payload_bps);
-    if (least >= kHolds * kTcpShare * o.rate_bps) continue;
-    return {Code::kUnavailable,
-            fmt::format("--delay does not hold here: node{}'s link carries {} of {}, for the relay "
-                        "needs more of the cores. Ask for a lower --rate or fewer nodes",
-                        i, cli::format_rate(least), cli::format_rate(o.rate_bps))};
-  }
-  return Status::ok();
-}
-
 /// What is known of the links before anything runs on them.
 struct Measured {
   std::vector<double> delays;  ///< seconds, by link; empty without --delay
@@ -215,6 +201,9 @@ Result<Measured> measure_and_tell(const Options& o, Network& network, const Sign
     return made;
   };
   Measured links;
+  PACELINE_RETURN_IF_ERROR(check_relay(network, o, hooks("checked the relay's rate on")));
+  if (signals.pending()) return links;
+  PACELINE_RETURN_IF_ERROR(network.lose_packets(o));
   PACELINE_ASSIGN(links.delays, check_delay(network, o, hooks("checked the delay of")));
   if (signals.pending()) return links;
   if (!o.quiet && o.delay.count() > 0) tell(signals, delay_line(o, links.delays));
@@ -225,7 +214,6 @@ Result<Measured> measure_and_tell(const Options& o, Network& network, const Sign
   PACELINE_ASSIGN(links.calibration, calibrate(network, o, hooks("calibrated")));
   if (signals.pending()) return links;
   if (!o.quiet) tell(signals, calibration_table(o, links.calibration));
-  if (o.delay.count() > 0) PACELINE_RETURN_IF_ERROR(check_relayed_rate(o, links.calibration));
   return links;
 }
 

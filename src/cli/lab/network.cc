@@ -190,6 +190,13 @@ Status Network::shape(const Options& options) {
   return drop_output(run_program({tc_, "-n", switch_namespace_, "-batch", "-"}, ports));
 }
 
+Status Network::lose_packets(const Options& options) {
+  if (options.loss == 0) return Status::ok();
+  std::string ports;
+  for (const auto& node : nodes_) ports += port_loss(options, node.port);
+  return drop_output(run_program({tc_, "-n", switch_namespace_, "-batch", "-"}, ports));
+}
+
 Status Network::set_up_inside() {
   std::string names = "127.0.0.1 localhost\n";
   for (const auto& node : nodes_)

@@ -44,6 +44,8 @@ class Network {
   void start_relay(const Options& options) {
     if (!taps_.empty()) relay_ = Relay::start(std::move(taps_), options.delay);
   }
+  /// From now on, where they are to get lost.
+  Status lose_packets(const Options& options);
   /// Of frames that come from now on; where there is a relay.
   void change_delay(std::chrono::nanoseconds delay) {
     if (relay_) relay_->change_delay(delay);

@@ -65,15 +65,16 @@ std::string calibration_table(const Options& o, const std::vector<LinkCalibratio
                           cli::format_rate(l.up.one_flow_bps),
                           100 * l.up.one_flow_bps / o.per_flow_bps);
     }
-    holds =
-        holds && std::min(l.up.payload_bps, l.down.payload_bps) >= kHolds * kTcpShare * o.rate_bps;
+    holds = holds && std::min(l.up.payload_bps, l.down.payload_bps) >= least_payload(o);
   }
   if (!holds) {
     text += fmt::format(
         "lab: warning: this machine does not hold {} on every link ({}): compare with the measured "
         "rates, not with the nominal one\n",
         cli::format_rate(o.rate_bps),
-        o.loss > 0 ? "loss takes its share" : "it has too few free cores");
+        o.loss > 0            ? "loss takes its share"
+        : o.delay.count() > 0 ? "TCP takes its time to fill it over such a delay, or cores are busy"
+                              : "it has too few free cores");
   }
   return text;
 }

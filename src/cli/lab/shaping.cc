@@ -113,13 +113,14 @@ std::string node_shaping(const Options& o, const std::string& device) {
 }
 
 std::string port_shaping(const Options& o, const std::string& device) {
-  auto text = line_shaper(o, device);
-  if (o.loss > 0) {
-    text += fmt::format("qdisc add dev {} clsact\n", device);
-    text += fmt::format("filter add dev {} ingress protocol all prio 1 bpf da bytecode \"{}\"\n",
-                        device, loss_bytecode(o.loss));
-  }
-  return text;
+  return line_shaper(o, device);
+}
+
+std::string port_loss(const Options& o, const std::string& device) {
+  return fmt::format(
+      "qdisc add dev {} clsact\n"
+      "filter add dev {} ingress protocol all prio 1 bpf da bytecode \"{}\"\n",
+      device, device, loss_bytecode(o.loss));
 }
 
 }  // namespace paceline::lab

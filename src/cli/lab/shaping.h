@@ -41,7 +41,8 @@ std::string flow_bytecode();
 
 /// For the node's own end: what it sends.
 std::string node_shaping(const Options& options, const std::string& device);
-/// For the switch's end: what the node receives, and loss of what it sent.
+/// For the switch's end: what the node receives; and loss of what it sent.
 std::string port_shaping(const Options& options, const std::string& device);
+std::string port_loss(const Options& options, const std::string& device);
 
 }  // namespace paceline::lab
