@@ -20,7 +20,7 @@ from presence import measured  # noqa: E402
 
 FIELDS = {
     "op", "ranks", "nodes", "bytes", "dtype", "plan", "codec", "wire", "us_p50", "us_p99", "algbw", "floor_us",
-    "bytes_predicted", "bytes_measured",
+    "bytes_predicted", "bytes_measured", "threads",
 }  # fmt: skip
 
 
@@ -127,35 +127,40 @@ def test_vs_gloo_takes_turns_and_writes_peer_lines(tmp_path):
     assert "x gloo's time" in out
 
 
-def bench_in_a_lab(path, *words, **variables):
-    """Two nodes at 200 Mb/s; the JSON lines."""
+def table_in_a_lab(path, *words, **variables):
+    """Two nodes at 200 Mb/s; the JSON lines, and what was printed."""
     command = [PROGRAM, "bench", "allreduce", "--json", path, *words]
     done = run_lab(
         "--nodes", "2", "--rate", "200mbit", "--no-calibration", "--quiet",
         command=list(map(str, command)), timeout=200, **variables,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return lines(path)
+    return lines(path), done.stdout
+
+
+def bench_in_a_lab(path, *words, **variables):
+    return table_in_a_lab(path, *words, **variables)[0]
 
 
 @in_a_lab
 def test_in_a_lab_a_line_has_its_plan_its_bytes_and_its_floor(tmp_path):
     pytest.importorskip("torch")
     words = ("--bytes", "1MiB", "--iterations", 6, "--turns", 2, "--vs", "gloo", "--python", sys.executable)
-    ours, theirs = bench_in_a_lab(tmp_path / "lines.json", *words, OMP_NUM_THREADS="2")
+    (ours, theirs), table = table_in_a_lab(tmp_path / "lines.json", *words, OMP_NUM_THREADS="2")
     common = {"op": "allreduce", "ranks": 2, "nodes": 2, "bytes": 1 << 20, "dtype": "float32", "codec": "none"}
     common |= {"buffers": "private", "iterations": 6, "cores": os.cpu_count(), "link_bps": 2e8}
     assert ours.items() >= {**common, "plan": "ring all-reduce 2×1", "wire": "tcp, 2 flows"}.items()
     assert theirs.items() >= {**common, "plan": None, "wire": "gloo", "bytes_predicted": None, "peer": "gloo"}.items()
     assert ours.keys() == FIELDS | {"buffers", "iterations", "cores", "link_bps"}
-    assert theirs.keys() == ours.keys() | {"peer", "threads"}
+    assert theirs.keys() == ours.keys() | {"peer"}
     # Each of two ranks gives its buffer away once, in packets of 1,448 bytes with 66 of headers.
     assert ours["bytes_predicted"] == pytest.approx((1 << 20) / 1448 * 1514, rel=0.01)
     for row in (ours, theirs):
         assert row["bytes_measured"] == pytest.approx(ours["bytes_predicted"], rel=0.02)
         assert row["floor_us"] == pytest.approx(ours["bytes_predicted"] * 8 / (0.95 * 2e8) * 1e6)
         assert row["algbw"] == pytest.approx(row["bytes"] / row["us_p50"] / 1e3)
-    assert theirs["threads"] == 1  # as many as carry ours, whatever a script would have
+    assert ours["threads"] == theirs["threads"] == 1  # whatever a script would have
+    assert re.search(r"x gloo's time$", table, re.MULTILINE)
 
 
 @in_a_lab
@@ -201,7 +206,9 @@ def test_links_carry_what_the_inner_groups_leave_to_them(inner, algorithm, plan,
 @in_a_lab
 def test_a_line_names_the_codec_that_the_settings_gave(tmp_path):
     words = ("--bytes", "4KiB,1MiB", "--iterations", 2, "--turns", 1, "--codec", "settings")
-    small, large = bench_in_a_lab(tmp_path / "topk.json", *words, PACELINE_CODEC="topk", PACELINE_TOPK_RATIO="0.02")
+    settings = {"PACELINE_CODEC": "topk", "PACELINE_TOPK_RATIO": "0.02", "PACELINE_CODEC_THREADS": "2"}
+    small, large = bench_in_a_lab(tmp_path / "topk.json", *words, **settings)
+    assert (small["threads"], large["threads"]) == (1, 2)
     assert (small["codec"], small["plan"]) == ("none", "doubling all-reduce 2×1")
     assert (large["codec"], large["plan"]) == ("topk", "sparse all-reduce 2×1, top-k 2 % between groups")
     (row,) = bench_in_a_lab(tmp_path / "fp16.json", *words[2:], "--bytes", "1MiB", PACELINE_CODEC="fp16")
@@ -276,11 +283,12 @@ def test_both_sides_take_turns_in_an_order_that_is_drawn(tmp_path):
     peer.write_text(f"#!{sys.executable} -S\n{script}")
     peer.chmod(0o755)
     words = ("--bytes", "256KiB", "--iterations", turns * block, "--turns", turns, "--vs", "gloo", "--python", peer)
-    ours, theirs = bench_in_a_lab(tmp_path / "lines.json", *words)
+    (ours, theirs), table = table_in_a_lab(tmp_path / "lines.json", *words)
     # The slowest rank's time, and each side's as often as was asked for.
     assert theirs["us_p50"] == theirs["us_p99"] == pytest.approx(2000)
     assert theirs["iterations"] == ours["iterations"] == turns * block
-    assert theirs["threads"] == 3
+    assert (ours["threads"], theirs["threads"]) == (1, 3)
+    assert re.search(r"x gloo's time, threads: 1 of ours, 3 of theirs$", table, re.MULTILINE)
     logs = [[json.loads(line) for line in (tmp_path / f"log{rank}").read_text().splitlines()] for rank in (0, 1)]
     warm_up, *orders = [order for order, _ in logs[0]]
     wanted = {"operation": "allreduce", "bytes": 1 << 18, "dtype": "float32"}

@@ -69,11 +69,15 @@ class Turn {
   GlooPeer* peer_;
 };
 
-std::string plan_text(const Workload& work, int rank) {
-  auto request = work.request();
-  if (!request) return request.status().to_string();
-  auto plan = plan::build(*request, rank);
-  return plan ? plan->summary() : plan.status().to_string();
+/// What the engine would do, and with how many threads.
+void describe(paceline_comm* comm, const Workload& work, int rank, Row& row) {
+  const auto told = [&](const auto& result) { return result.status().to_string(); };
+  const auto request = work.request();
+  if (!request) return void(row.plan = told(request));
+  const auto plan = plan::build(*request, rank);
+  if (!plan) return void(row.plan = told(plan));
+  row.plan = plan->summary();
+  if (plan->algorithm == plan::Algorithm::kSparse) row.threads = comm->workers->threads();
 }
 
 uint64_t predicted_so_far(paceline_comm* comm) {
@@ -121,7 +125,7 @@ Result<Row> measure(paceline_comm* comm, const paceline_identity& who, const Opt
   PACELINE_ASSIGN(auto work, Workload::make(comm, who, options, bytes));
   Row row;
   row.bytes = work.bytes();
-  row.plan = plan_text(work, who.rank);
+  describe(comm, work, who.rank, row);
   row.codec = codec_word(work.codec().codec);
 
   work.refill();

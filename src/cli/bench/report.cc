@@ -93,10 +93,8 @@ std::string Report::line(const Row& row, const Figures& f, bool peer) const {
   j["iterations"] = f.seconds.size();
   j["cores"] = std::thread::hardware_concurrency();
   j["link_bps"] = link_ > 0 ? nlohmann::ordered_json(link_) : nlohmann::ordered_json();
-  if (peer) {
-    j["peer"] = options_.versus;
-    j["threads"] = row.peer_threads;
-  }
+  j["threads"] = peer ? row.peer_threads : row.threads;
+  if (peer) j["peer"] = options_.versus;
   return j.dump();
 }
 
@@ -104,8 +102,11 @@ Status Report::add(const Row& row) {
   auto table = side(row, row.ours, "paceline");
   if (row.peer) {
     table += side(row, *row.peer, options_.versus.c_str());
-    table += fmt::format("{:>10}  {:.3f} x {}'s time\n", "",
+    table += fmt::format("{:>10}  {:.3f} x {}'s time", "",
                          row.ours.percentile(0.5) / row.peer->percentile(0.5), options_.versus);
+    if (row.threads != row.peer_threads)
+      table += fmt::format(", threads: {} of ours, {} of theirs", row.threads, row.peer_threads);
+    table += "\n";
   } else if (!row.peer_refusal.empty()) {
     table += fmt::format("{:>10}  {}\n", "", row.peer_refusal);
   }
