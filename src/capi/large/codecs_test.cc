@@ -4,7 +4,6 @@
 #include <string>
 
 #include "capi/large/contents.h"
-#include "capi/processes.h"
 
 namespace paceline::capi::large {
 namespace {
@@ -90,16 +89,12 @@ int top_k(int rank, FileStore& store, unsigned seed) {
 
 TEST(LargeCodecs, DenseOnesSumUpMoreThanTwoGiB) {
   PACELINE_NEEDS_GIB(7);
-  const unsigned seed = std::random_device{}();
-  Processes ranks(2, [&](int rank, FileStore& store) { return dense(rank, store, seed); });
-  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r, 110), 0) << "rank " << r << ", seed " << seed;
+  expect_of_all(2, dense);
 }
 
 TEST(LargeCodecs, TopKKeepsTheLargestOfMoreThanTwoGiBAndOwesTheRest) {
   PACELINE_NEEDS_GIB(11);
-  const unsigned seed = std::random_device{}();
-  Processes ranks(2, [&](int rank, FileStore& store) { return top_k(rank, store, seed); });
-  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r, 110), 0) << "rank " << r << ", seed " << seed;
+  expect_of_all(2, top_k);
 }
 
 }  // namespace

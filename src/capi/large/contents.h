@@ -17,6 +17,7 @@
 #include <string>
 
 #include "base/shared_memory.h"
+#include "capi/processes.h"
 
 namespace paceline::capi::large {
 
@@ -131,5 +132,15 @@ class Memory {
   };
   std::unique_ptr<T[], Free> data_;
 };
+
+/// Starts so many ranks, each of which runs `rank_main(rank, store, seed)`, 0 for success, and expects it of all.
+template <class RankMain>
+void expect_of_all(int ranks, const RankMain& rank_main) {
+  const unsigned seed = std::random_device{}();
+  Processes processes(ranks,
+                      [&](int rank, FileStore& store) { return rank_main(rank, store, seed); });
+  for (int r = 0; r < ranks; ++r)
+    EXPECT_EQ(processes.wait(r, 110), 0) << "rank " << r << ", seed " << seed;
+}
 
 }  // namespace paceline::capi::large

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "capi/large/contents.h"
-#include "capi/processes.h"
 
 namespace paceline::capi::large {
 namespace {
@@ -135,13 +134,11 @@ class Large : public testing::TestWithParam<const char*> {
 
 TEST_P(Large, MoreThanTwoGiBTravelByteForByteInEveryCollective) {
   PACELINE_NEEDS_GIB(6);
-  const unsigned seed = std::random_device{}();
-  Processes ranks(2, [&](int rank, FileStore& store) {
+  expect_of_all(2, [](int rank, FileStore& store, unsigned seed) {
     return in_turn(rank, store, seed,
                    {sum_and_send, exchange_blocks, broadcast_and_reduce,
                     reduce_scatter_and_all_gather, all_gather_even_blocks, gather_and_scatter});
   });
-  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r, 110), 0) << "rank " << r << ", seed " << seed;
 }
 
 INSTANTIATE_TEST_SUITE_P(Wires, Large, testing::Values("tcp", "auto"),

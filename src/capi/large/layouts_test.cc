@@ -2,7 +2,6 @@
 #include <string>
 
 #include "capi/large/contents.h"
-#include "capi/processes.h"
 
 namespace paceline::capi::large {
 namespace {
@@ -35,9 +34,7 @@ int two_levels(int rank, FileStore& store, unsigned seed) {
 
 TEST(LargeLayouts, TwoLevelsSumUpMoreThanTwoGiB) {
   PACELINE_NEEDS_GIB(12);
-  const unsigned seed = std::random_device{}();
-  Processes ranks(4, [&](int rank, FileStore& store) { return two_levels(rank, store, seed); });
-  for (int r = 0; r < 4; ++r) EXPECT_EQ(ranks.wait(r, 110), 0) << "rank " << r << ", seed " << seed;
+  expect_of_all(4, two_levels);
 }
 
 int sum_in_place(paceline_comm* comm, int rank, unsigned seed, uint8_t* data) {
@@ -72,9 +69,7 @@ int shared_pages(int rank, FileStore& store, unsigned seed) {
 
 TEST(LargeLayouts, MoreThanTwoGiBOfMemoryIsShared) {
   PACELINE_NEEDS_GIB(10);
-  const unsigned seed = std::random_device{}();
-  Processes ranks(2, [&](int rank, FileStore& store) { return shared_pages(rank, store, seed); });
-  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r, 110), 0) << "rank " << r << ", seed " << seed;
+  expect_of_all(2, shared_pages);
 }
 
 }  // namespace
