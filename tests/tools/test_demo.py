@@ -122,6 +122,16 @@ def test_what_disturbs_a_round_meets_both_sides():
     assert (ours["codec_s"], ours["floor_s"]) == pytest.approx((0.02, 0.12))
 
 
+def test_rounds_of_the_quick_variants_alone_are_held_against_each_other():
+    made = cluster(no_communication=(0.1, 0), gloo=(0.4, 19e6), paceline_topk=(0.2, 950e3))
+    alone, gloo, ours = made["runs"]
+    alone["round_s"], gloo["round_s"], ours["round_s"] = [0.1, 0.1, 0.2, 0.2], [0.4, 0.4], [0.2, 0.2, 0.25, 0.25]
+    ours["codec_round_s"] = [0.02, 0.02, 0.02, 0.025]
+    demo.add_floors(made)
+    assert ours["floor_share"] == pytest.approx((0.6 + 0.88) / 2)  # of 0.6, 0.6, 0.88, 0.9
+    assert gloo["share_of_no_comm"] == pytest.approx(0.25) and gloo["floor_share"] == pytest.approx(0.22 / 0.4)
+
+
 def test_the_picture_has_three_panels_of_what_was_measured():
     made = cluster(no_communication=(0.1, 0), gloo=(0.44, 2e6), paceline_fp16=(0.22, 1e6), paceline_topk=(0.2, 950e3))
     made["runs"][2].update(block_s=[1.0, 3.0], block_loss=[2.0, 0.5])

@@ -75,7 +75,7 @@ def add_floors(cluster: dict) -> None:
     """The least that a synchronous step can take: max(compute + codec, forward + W / line).
 
     Each round of a variant is compared with the computing and the codec of that round, so that what else the machine
-    does meets both sides; medians of the rounds count.
+    does meets both sides; medians of the rounds count. The last rounds hold the quick variants alone.
     """
     line = cluster["lab"]["rate_bps"] / 8 * TCP_SHARE
     runs = {r["name"]: r for r in cluster["runs"]}
@@ -84,7 +84,7 @@ def add_floors(cluster: dict) -> None:
     for run in runs.values():
         codec = run["codec_round_s"] or [0.0] * len(alone)
         wire = forward + run["bytes_predicted"] / line if run["bytes_predicted"] else 0.0
-        floors = [max(a + c, wire) for a, c in zip(alone, codec, strict=True)]
+        floors = [max(a + c, wire) for a, c, _ in zip(alone, codec, run["round_s"], strict=False)]
         run["codec_s"] = statistics.median(codec)
         run["floor_s"] = statistics.median(floors)
         run["floor_share"] = median_ratio(floors, run["round_s"])
@@ -93,7 +93,8 @@ def add_floors(cluster: dict) -> None:
 
 
 def median_ratio(above: list[float], below: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+    """Of the rounds that both took part in."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=False))
 
 
 def result_rows(clusters: list[dict]) -> list[dict]:
