@@ -116,6 +116,15 @@ def dtypes_differ():
     dist.all_reduce(torch.ones(12, dtype=torch.float64 if RANK else torch.float32))
 
 
+def after_rank(first):
+    """For a rank that waits for nobody: called by it once it is through, by the others before they start theirs."""
+    store = dist.distributed_c10d._get_default_store()
+    if first == RANK:
+        store.set("through", "1")
+    else:
+        store.wait(["through"])
+
+
 def shapes_differ_from_the_roots():
     """The root waits for nobody; the end of its group does. What it was refused before has ended nothing."""
     if RANK == 1:
@@ -125,7 +134,11 @@ def shapes_differ_from_the_roots():
             pass
         else:
             raise AssertionError("integers have no average")
+    if RANK != 1:
+        after_rank(1)
     dist.broadcast(torch.rand(3, 4 + RANK % 2), 1)
+    if RANK == 1:
+        after_rank(1)
     dist.destroy_process_group()
 
 
@@ -133,7 +146,8 @@ def sent(shape, dtype):
     """The sender waits for nobody either; nor does rank 2, which has no part in it."""
     if RANK == 0:
         dist.send(torch.rand(2, 3), 1)
-    elif RANK == 1:
+    after_rank(0)
+    if RANK == 1:
         dist.recv(torch.zeros(shape, dtype=dtype), 0)
     dist.destroy_process_group()
 

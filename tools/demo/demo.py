@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--clusters", nargs="+", default=["4x1", "2x2"], help="NODESxRANKS")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument(
-        "--budget", type=float, default=420, help="seconds of training in all; a slow machine trains less"
+        "--budget", type=float, default=480, help="seconds of training in all; a slow machine trains less"
     )
     parser.add_argument("--timeout", type=float, default=1200, help="seconds a cluster may take")
     args = parser.parse_args()
