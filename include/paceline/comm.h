@@ -144,7 +144,7 @@ typedef struct paceline_transfer_args {
   paceline_notify_fn notify; /* NULL: who submitted waits, or watches */
   void* context;             /* handed to it */
   const char*
-      shape; /* "float32 [2, 3]": where the sides' differ both get an error with the two; NULL: the length counts */
+      shape; /* "float32 [2, 3]": where the sides' differ both get an error with the two; NULL on both sides: the length counts */
 } paceline_transfer_args;
 
 typedef struct paceline_result {

@@ -349,9 +349,9 @@ class Communicator:
         if code and not self._is_told:
             error = from_code(code, _text(self._library.paceline_error(None)))
             if _mismatches is not None and isinstance(error, MismatchError):
-                _mismatches.append(error)
+                _mismatches.append((self.rank, error))
             else:
-                print(f"paceline: rank {self.rank}: {error}", file=sys.stderr, flush=True)
+                _say(self.rank, error)
         for callback in self._completions.left():
             callback(from_code(5, "the communicator was closed while the operation was under way"), True)
 
@@ -503,13 +503,23 @@ def _text(raw):
 
 @contextlib.contextmanager
 def mismatches():
-    """Gives a list; inside, close() adds the MismatchErrors to it that nobody on this rank has heard of."""
+    """Gives a list; inside, close() adds (rank, MismatchError) to it for what nobody on this rank has heard of.
+
+    Who raises one takes it from the list; those that are left are said on stderr, also where the caller failed.
+    """
     global _mismatches
     outer, _mismatches = _mismatches, []
+    gathered = _mismatches
     try:
-        yield _mismatches
+        yield gathered
     finally:
         _mismatches = outer
+        for rank, error in gathered:
+            _say(rank, error)
+
+
+def _say(rank, error):
+    print(f"paceline: rank {rank}: {error}", file=sys.stderr, flush=True)
 
 
 def open_communicators():

@@ -358,7 +358,8 @@ constexpr SettingRow kRows[] = {
      "Set by `paceline lab`: where a rank reads its node's link counters."},
     {"lab_rate", kText, "", "", "Set by `paceline lab`: the links' rate in bit/s."},
     {"lab_delay", kText, "", "",
-     "Set by `paceline lab`: seconds from one node to another, where --delay adds some."},
+     "Set by `paceline lab`: seconds from one node to another, where --delay adds some; as "
+     "measured, of the longest."},
     {"lab_nodes", kText, "", "", "Set by `paceline lab`: how many nodes it made."},
     {"lab_slots", kText, "", "", "Set by `paceline lab`: ranks on each node."},
     {"lab_name", kText, "", "", "Set by `paceline lab`: the lab's own name."},

@@ -24,14 +24,23 @@ std::string codec_text(const plan::CodecSpec& c) {
   return text;
 }
 
+std::string length_text(const Description& d) {
+  return d.count == Description::kAnyLength ? "any length" : fmt::format("{} bytes", d.count);
+}
+
 // Its two sides have names of their own ("send float32 [2, 3] to rank 1", "recv float32 [3, 2] from rank 0").
 std::string transfers_differ(const Description& a, const std::string& rank_a, const Description& b,
                              const std::string& rank_b) {
   const bool a_sends = a.pair_send > 0;
   const auto& from = a_sends ? a : b;
   const auto& to = a_sends ? b : a;
+  auto sent = from.contents(), expected = to.contents();
+  if (sent == expected) {  // shapes that say the same of other lengths
+    sent += " in " + length_text(from);
+    expected += " in " + length_text(to);
+  }
   return fmt::format("{}: {} sends {}, {} expects {}", from.title(), a_sends ? rank_a : rank_b,
-                     from.contents(), a_sends ? rank_b : rank_a, to.contents());
+                     sent, a_sends ? rank_b : rank_a, expected);
 }
 
 }  // namespace
@@ -58,7 +67,7 @@ std::string Description::title() const {
 std::string Description::contents() const {
   if (kind == kTransfer) {
     if (!shape.empty()) return shape;
-    return count == kAnyLength ? "any length" : fmt::format("{} bytes", count);
+    return length_text(*this);
   }
   if (kind == static_cast<uint8_t>(plan::Collective::kBarrier)) return "nothing to carry";
   // Where the caller's own type says more (bool travels as uint8), its text begins with that.

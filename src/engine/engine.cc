@@ -426,6 +426,8 @@ Result<OpId> EngineImpl::transfer(const Transfer& t, bool sending, Time now) {
   Record& r = *records_[slot];
   r.id = ++generation_ << 24 | slot;
   r.transfer = true;
+  r.send_counts.clear();  // of the all-to-all that had this record before
+  r.receive_counts.clear();
   r.sending = sending;
   r.group = t.group;
   auto from = sending ? g->me : t.peer;

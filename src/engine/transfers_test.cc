@@ -63,6 +63,62 @@ TEST(Transfers, SizesThatDifferAreNamed) {
             "bytes");
 }
 
+TEST(Transfers, LengthsOfOneShapeThatDifferAreNamed) {
+  Cluster cluster(2);
+  std::vector<std::byte> data(100);
+  Transfer t;
+  t.data = data.data();
+  t.shape = "float32 [n]";
+  t.peer = 1;
+  t.bytes = 100;
+  auto a = *cluster[0].send(t, 0);
+  t.peer = 0;
+  t.bytes = 60;
+  auto b = *cluster[1].receive(t, 0);
+  ASSERT_TRUE(cluster.drive([&] { return cluster[0].outcome(a) && cluster[1].outcome(b); }));
+  EXPECT_EQ(cluster[1].health().message(),
+            "message: rank 0 (host host-a) sends float32 [n] in 100 bytes, rank 1 (host host-b) "
+            "expects float32 [n] in 60 bytes");
+}
+
+/// Every rank gives each rank as many elements as its number says, and one.
+void exchange(Cluster& cluster) {
+  const auto ranks = static_cast<std::size_t>(cluster.size());
+  std::vector<std::vector<uint8_t>> in(ranks), out(ranks);
+  std::vector<OpId> ids;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    Operation o;
+    o.collective = plan::Collective::kAllToAll;
+    o.dtype = DType::kUInt8;
+    o.send_counts.assign(ranks, r + 1);
+    for (std::size_t s = 0; s < ranks; ++s) o.receive_counts.push_back(s + 1);
+    in[r].resize(ranks * (r + 1));
+    out[r].resize(ranks * (ranks + 1) / 2);
+    o.input = in[r].data();
+    o.output = out[r].data();
+    ids.push_back(*cluster[static_cast<Rank>(r)].submit(o, cluster.now));
+  }
+  cluster.expect_ok(ids);
+}
+
+// The message has the memory in which the engine kept an all-to-all, whose counts are not its own.
+TEST(Transfers, HaveNothingOfAnEarlierAllToAll) {
+  Cluster cluster(3);
+  exchange(cluster);
+  std::vector<std::byte> data(100);
+  Transfer t;
+  t.data = data.data();
+  t.bytes = 100;
+  t.peer = 0;
+  auto a = *cluster[1].send(t, cluster.now);
+  t.peer = 1;
+  t.bytes = 60;
+  auto b = *cluster[0].receive(t, cluster.now);
+  ASSERT_TRUE(cluster.drive([&] { return cluster[1].outcome(a) && cluster[0].outcome(b); }));
+  EXPECT_EQ(cluster[0].health().message(),
+            "message: rank 1 (host host-b) sends 100 bytes, rank 0 (host host-a) expects 60 bytes");
+}
+
 // As many bytes, and yet not what the receiver takes them for: both sides hear of it, the sender after the fact.
 TEST(Transfers, ShapesThatDifferAreNamed) {
   for (const char* other : {"int32 [5, 5]", "float32 [25]", ""}) {

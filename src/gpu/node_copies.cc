@@ -102,6 +102,7 @@ Status NodeCopies::give(const PathPlan& plan, uint64_t data, cu::Stream stream) 
 
 std::vector<cu::DevicePtr> NodeCopies::sources(const PathPlan& plan, uint64_t data) const {
   std::vector<cu::DevicePtr> sources;
+  sources.reserve(seen_.size());
   for (int r = 0; r < static_cast<int>(seen_.size()); ++r)
     sources.push_back(r == rank_ ? data + plan.own.first * dtype_size(plan.request.format.dtype)
                                  : own_ + landing(r, rank_));

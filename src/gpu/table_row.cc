@@ -63,7 +63,8 @@ Status check_places(std::span<const TableRow> rows, int nodes, int local_size) {
       return {Code::kInternal,
               fmt::format("rank {} says that it is local rank {} of {} on node {} of {}", r,
                           row.local_rank, local_size, row.node, nodes)};
-    int& owner = taken[static_cast<size_t>(row.node * local_size + row.local_rank)];
+    int& owner = taken[static_cast<size_t>(row.node) * static_cast<size_t>(local_size) +
+                       static_cast<size_t>(row.local_rank)];
     if (owner >= 0)
       return {Code::kInternal,
               fmt::format("ranks {} and {} both say that they are local rank {} on node {}", owner,

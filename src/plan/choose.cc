@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <bit>
+#include <numeric>
 
 #include "plan/algorithms.h"
 
@@ -28,12 +29,23 @@ struct Facts {
   std::string text;
 };
 
+/// Elements that a rank has for all others and itself in an all-to-all; of all ranks' counts their mean.
+uint64_t given_away(const PlanRequest& q) {
+  const auto ranks = static_cast<uint64_t>(q.shape.size);
+  if (q.send_counts.empty()) return q.count * ranks;
+  const auto all = std::accumulate(q.send_counts.begin(), q.send_counts.end(), uint64_t{0});
+  return q.send_counts.size() > ranks ? all / ranks : all;
+}
+
 Facts facts(const PlanRequest& q) {
   Facts f;
   f.ranks = q.shape.size;
   f.nodes = q.shape.node_count();
   f.groups = static_cast<int>(inner_groups(q).size());
-  f.bytes = (q.counts.empty() ? q.count : largest(q.counts)) * dtype_size(q.dtype);
+  f.bytes = (q.collective == Collective::kAllToAll ? given_away(q)
+             : q.counts.empty()                    ? q.count
+                                                   : largest(q.counts)) *
+            dtype_size(q.dtype);
   f.text = fmt::format("{} ranks on {} node{}, {}", f.ranks, f.nodes, f.nodes == 1 ? "" : "s",
                        size_text(f.bytes));
   return f;

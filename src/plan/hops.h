@@ -16,7 +16,8 @@ class Hops {
   explicit Hops(const GroupShape& shape);
   void add(const Plan& plan);
   /// Messages between nodes on the longest chain in which each can leave only when the one before has come. Of a rank
-  /// whose plan was not added nothing is known: its messages wait for none.
+  /// whose plan was not added nothing is known: its messages wait for none. What tells the sender of a long message that
+  /// the receiver is ready for it is not counted: but for a chain's first it goes ahead.
   [[nodiscard]] int longest() const;
 
  private:

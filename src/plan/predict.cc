@@ -71,8 +71,12 @@ void collect(const PlanRequest& request, Rank me, Algorithm algorithm, NodeTraff
 }
 
 /// All-to-all where others' counts are not known.
+/// Where all counts are equal so are the other ranks', as far as anybody can know.
 bool has_own_counts_only(const PlanRequest& q) {
-  return q.collective == Collective::kAllToAll && !q.receive_counts.empty();
+  if (q.collective != Collective::kAllToAll || q.receive_counts.empty()) return false;
+  const auto is_other = [&](uint64_t count) { return count != q.receive_counts.front(); };
+  return std::ranges::any_of(q.send_counts, is_other) ||
+         std::ranges::any_of(q.receive_counts, is_other);
 }
 
 LinkBytes on_links(const Traffic& sent, const Traffic& received, const Packets& packets) {

@@ -113,6 +113,24 @@ TEST(Predict, AllToAllCountsEveryRankOfTheNode) {
   }
 }
 
+TEST(Predict, AnAllToAllOfEqualCountsIsThatOfAllRanksOnUnevenNodes) {
+  PlanRequest q = all_reduce(4, 1, 0);
+  q.shape.node_of = {0, 0, 1, 2};
+  q.collective = Collective::kAllToAll;
+  q.send_counts.assign(16, 50'000);
+  const auto whole = predict(q, 1e9);
+  ASSERT_TRUE(whole);
+  EXPECT_GT(whole->links[0].sent, whole->links[1].sent) << "two ranks there, one here";
+  q.send_counts.assign(4, 50'000);
+  q.receive_counts = q.send_counts;
+  for (const Rank me : {0, 2}) {
+    const auto own = predict(q, 1e9, {}, me);
+    ASSERT_TRUE(own);
+    EXPECT_EQ(own->links, whole->links) << me;
+    EXPECT_EQ(own->payload_bytes, whole->payload_bytes) << me;
+  }
+}
+
 // Hops.
 
 TEST(Predict, TimeIsEveryHopsLatencyAndTheBusiestLinksBytes) {

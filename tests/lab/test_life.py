@@ -392,10 +392,13 @@ def test_no_rank_runs_outside_of_its_node_for_want_of_descriptors():
 
 
 def test_loopback_runs_and_says_what_it_is_not():
-    code = 'import os; print(os.environ["RANK"], os.environ["MASTER_ADDR"], "PACELINE_LAB_BYTES" in os.environ)'
-    done = run_lab("--loopback", "--nodes", "3", command=python(code))
+    """Nor does it pass on what a lab around it has told."""
+    code = 'import os; print(os.environ["RANK"], os.environ["MASTER_ADDR"], "PACELINE_LAB_BYTES" in os.environ, '
+    code += '"PACELINE_LAB_DELAY" in os.environ, os.environ["PACELINE_LAB_NODES"])'
+    outer = {"PACELINE_LAB_BYTES": "/elsewhere", "PACELINE_LAB_DELAY": "0.002", "PACELINE_LAB_NODES": "9"}
+    done = run_lab("--loopback", "--nodes", "3", command=python(code), **outer)
     assert done.returncode == 0
-    assert sorted(done.stdout.splitlines()) == [f"[{r}] {r} 127.0.0.1 False" for r in range(3)]
+    assert sorted(done.stdout.splitlines()) == [f"[{r}] {r} 127.0.0.1 False False 3" for r in range(3)]
     assert "no link speeds" in done.stderr
 
 

@@ -250,7 +250,7 @@ def test_a_plan_is_shown_with_every_links_bytes_and_their_time():
     assert [node for node, _, _ in links] == ["0", "1"]
     carried = [float(megabytes) for link in links for megabytes in link[1:]]
     assert carried == pytest.approx([(8 << 20) / 8948 * 9014 / 1e6] * 4, rel=0.004)
-    line = r"time: ([\d.]+) ms at least: ([\d.]+) MB at 100 Mb/s, 2 hops of ([\d.]+) us$"
+    line = r"time: ([\d.]+) ms: ([\d.]+) MB at 100 Mb/s, 2 hops of ([\d.]+) us$"
     time, busiest, latency = map(float, re.search(line, done.stdout, re.MULTILINE).groups())
     assert busiest == max(carried) and 20_000 < latency <= 24_000
     assert time == pytest.approx(busiest * 8e6 / 1e8 * 1e3 + 2 * latency / 1e3, rel=1e-4)
@@ -317,7 +317,8 @@ def test_both_sides_take_turns_in_an_order_that_is_drawn(tmp_path):
         (["allreduce", "--np", 2, "--plan", "--rank", 2], "--rank 2: there are ranks 0 to 1"),
         (["allreduce", "--np", 2, "--plan", "--json", "/dev/null"], "--json excludes --plan"),
         (["allreduce", "--np", 2, "--steps", 2], "--steps requires --plan"),
-        (["allreduce", "--np", 2, "--plan", "--latency", "0us"], "--latency: a time such as 50us or 2ms is wanted"),
+        (["allreduce", "--np", 2, "--plan", "--latency", "0us"], "--latency: a time above 0 and up to 10s is wanted"),
+        (["allreduce", "--np", 2, "--plan", "--latency", "11s"], "up to 10s is wanted, such as 50us or 2ms, not 11s"),
         (["allreduce", "--np", 2, "--seconds", "nan"], "--seconds: nan is no number from 0.01 to 3600"),
     ],
 )

@@ -53,6 +53,7 @@ def test_the_demo_leaves_figures_pictures_and_a_page(tmp_path):
         right = round(run["final_accuracy"] * TEST_SAMPLES)
         assert run["final_accuracy"] == right / TEST_SAMPLES and 0 < right <= TEST_SAMPLES
         assert re.search(rf"^{run['name']} .*{run['final_accuracy']:.2%}$", done.stdout, re.MULTILINE)
+    check_rounds(json.loads((out / "details.json").read_text())[0]["runs"])
     runs = {run["name"]: run for run in result["runs"]}
     assert runs["no-communication"]["share_of_no_comm"] == runs["no-communication"]["floor_share"] == 1
     check_bytes(runs)
@@ -62,6 +63,15 @@ def test_the_demo_leaves_figures_pictures_and_a_page(tmp_path):
     assert list(report.LABELS) == NAMES == list(demo.VARIANTS)
     for label in report.LABELS.values():
         assert f"<td>{html.escape(label)}</td>" in page
+
+
+def check_rounds(runs):
+    """One of all variants, then some of the quick ones alone, after which nobody asks what was learned."""
+    rounds = {run["name"]: len(run["round_s"]) for run in runs}
+    quick = rounds.pop("no-communication")
+    assert rounds.pop("paceline-topk") == quick > 1 and set(rounds.values()) == {1}
+    assert [len(run["codec_round_s"]) for run in runs] == [0] * 5 + [1, quick]
+    assert all(len(run["block_s"]) == len(run["block_loss"]) == 2 and run["steps"] == 3 for run in runs)
 
 
 def check_bytes(runs):

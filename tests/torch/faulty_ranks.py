@@ -1,6 +1,7 @@
 """Ranks that meet a fault: which one is the first argument. Each surviving rank writes what it saw, and when."""
 
 import datetime
+import inspect
 import os
 import signal
 import sys
@@ -54,10 +55,20 @@ def models_in_another_order():
     DistributedDataParallel(model)
 
 
+def models_with_names_of_their_own():
+    model = torch.nn.Module()
+    model.add_module(f"expert_{RANK}", torch.nn.Linear(3, 3))
+    model.add_module("head", torch.nn.Linear(3, 7 if RANK == 1 else 8))
+    DistributedDataParallel(model)
+
+
 def buffers_of_other_shapes():
+    """Which torch spreads as it makes the model: newer torch has another name for what it does in later passes."""
     model = torch.nn.Linear(3, 4)
     model.register_buffer("seen", torch.zeros(5 if RANK == 1 else 6))
-    DistributedDataParallel(model)
+    newer = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    said = {"broadcast_buffers": False, "forward_sync_buffers": False} if newer else {}
+    DistributedDataParallel(model, **said)
 
 
 def another_model_first():

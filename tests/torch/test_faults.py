@@ -81,6 +81,8 @@ MODELS = {
     "models_of_other_types": "'weight' is float32 [4, 3] on ranks 0, 1 and float64 [4, 3] on rank 2",
     "models_of_other_tensors": "'bias' is missing on rank 0 and float32 [4] on ranks 1, 2",
     "models_frozen_elsewhere": "'bias' is float32 [4] on ranks 0, 2 and float32 [4], frozen on rank 1",
+    "models_with_names_of_their_own": "tensor 2 ('head.weight' on rank 0) is float32 [8, 3] on ranks 0, 2 and "
+    "float32 [7, 3] on rank 1",
     "models_in_another_order": "tensor 0 is 'first.weight' on rank 0 and 'second.weight' on rank 2",
     "buffers_of_other_shapes": "'seen' is float32 [6] on ranks 0, 2 and float32 [5] on rank 1",
 }

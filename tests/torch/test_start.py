@@ -166,8 +166,10 @@ def test_perseus_has_fp16_on_the_wire_by_default(names):
 
 
 def test_tiacc_redirects_collectives_too(names):
-    code, output = start(torchrun(SCRIPT), names, SCRIPT_IMPORT=TIACC)
+    """In time, and then once more: the second call changes nothing and has nothing to say."""
+    code, output = start(torchrun(SCRIPT), names, SCRIPT_IMPORT=TIACC, SCRIPT_LATE=TIACC)
     expect(code, output, "paceline", "paceline")
+    assert "came after" not in output, output
 
 
 def test_tiacc_after_the_process_group_says_what_it_is_too_late_for(names):

@@ -289,8 +289,8 @@ def measure(args) -> dict:
         run = {
             "name": v.name,
             "ranks": size,
-            "step_s": maximum(statistics.median(v.step_seconds)),
-            "forward_s": maximum(statistics.median(v.forward_seconds)),
+            "step_s": maximum(statistics.median(v.step_seconds[:rounds])),
+            "forward_s": maximum(statistics.median(v.forward_seconds[: rounds * args.steps])),
             "round_s": v.step_seconds,
             "codec_round_s": codecs[v.name].close() if v.name in codecs else [],
             "block_s": [v.warm_up_seconds] + [s * args.steps for s in v.step_seconds[:rounds]],

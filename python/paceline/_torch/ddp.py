@@ -115,8 +115,11 @@ def _wrap_constructor(cls):
                 original(self, *args, **kwargs)  # raises torch's own sentence
                 raise
             if _compares(given.arguments):
-                spreads = not _LEAVES_BUFFERS or given.arguments.get("broadcast_buffers", True)
-                same_model.check(given.arguments["module"], given.arguments.get("process_group"), buffers=spreads)
+                same_model.check(
+                    given.arguments["module"],
+                    given.arguments.get("process_group"),
+                    buffers=_spreads_buffers(given.arguments),
+                )
             _make(self, original, given)
         _remember(self)
 
@@ -174,6 +177,16 @@ def _first_bucket_of_at_most(threshold):
         yield
     finally:
         dist._DEFAULT_FIRST_BUCKET_BYTES = usual
+
+
+def _spreads_buffers(arguments):
+    """Whether torch sends rank 0's buffers to all as it makes the model.
+
+    broadcast_buffers=False alone keeps it from that; forward_sync_buffers (from 2.15 on, where None is the default of
+    both) says nothing about this but is the one that counts where both are given.
+    """
+    asked = arguments.get("broadcast_buffers")
+    return not _LEAVES_BUFFERS or asked is None or bool(asked) or arguments.get("forward_sync_buffers") is not None
 
 
 def _compares(arguments):

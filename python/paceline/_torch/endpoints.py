@@ -106,6 +106,11 @@ def known(process_group):
     return process_group in (world.pg_map if world is not None else dist.distributed_c10d._pg_map)
 
 
+def is_native(process_group):
+    """Whether the group's collectives on CPU tensors are Paceline's."""
+    return _native(process_group) is not None
+
+
 def _native(process_group):
     """The endpoint that a process group of backend "paceline" brings along, or None."""
     import torch

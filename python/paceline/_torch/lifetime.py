@@ -25,10 +25,11 @@ def patch():
     @functools.wraps(original)
     def destroy_process_group(group=None):
         with core.mismatches() as mismatches:
+            # Updates of the last step are missing; or what a rank did that waits for nobody (a broadcast's root, a
+            # sender) was not what the others did.
             unseen = _end(original, group)
-        # Updates of the last step are missing; or what a rank did that waits for nobody (a broadcast's root, a sender)
-        # was not what the others did.
-        unseen += [as_torch_error(error) for error in mismatches]
+            if mismatches and not unseen:
+                unseen = [as_torch_error(mismatches.pop(0)[1])]
         if unseen:
             raise unseen[0]
 
@@ -154,11 +155,16 @@ def patch_debugging():
 
 
 def redirect_new_groups():
-    """init_process_group() and new_group() with Gloo, NCCL or no backend: Paceline carries the CPU tensors."""
-    for name in ("init_process_group", "new_group"):
-        original = getattr(dist.distributed_c10d, name)
-        if not getattr(original, "_paceline_redirected", False):
-            _replace(name, _redirected(original))
+    """init_process_group() and new_group() with Gloo, NCCL or no backend: Paceline carries the CPU tensors.
+
+    Returns whether this call is the one from which on they do.
+    """
+    names = ("init_process_group", "new_group")
+    plain = {name: getattr(dist.distributed_c10d, name) for name in names}
+    plain = {name: f for name, f in plain.items() if not getattr(f, "_paceline_redirected", False)}
+    for name, original in plain.items():
+        _replace(name, _redirected(original))
+    return bool(plain)
 
 
 def _redirected(original):

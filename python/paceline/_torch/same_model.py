@@ -40,7 +40,7 @@ def check(module, group, buffers=True):
         if device.type == "cpu":
             # A thread of torch's Gloo may still hold tensors of Python's, and where it drops them while the interpreter
             # ends it takes the process down by a signal. A barrier holds none and gives the others' threads their time.
-            dist.barrier(group)
+            _barrier_of_the_host(group)
         raise MismatchError(f"the model is not the same on all ranks: {what}: build it alike on every rank")
 
 
@@ -57,6 +57,16 @@ def _text(tensor):
     kind = str(tensor.dtype).removeprefix("torch.")
     trained = "" if tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter) else ", frozen"
     return f"{kind} {list(tensor.shape)}{trained}"
+
+
+def _barrier_of_the_host(group):
+    """dist.barrier() may take NCCL, where the group has both and the process a GPU of its own."""
+    try:
+        backend = (group if group is not None else dist.group.WORLD)._get_backend(torch.device("cpu"))
+    except AttributeError:  # before torch 2.0 a group has one backend
+        dist.barrier(group)
+        return
+    backend.barrier().wait()
 
 
 def _device_for(module, group):
@@ -79,19 +89,38 @@ def _difference(everybody):
     """
     names = dict.fromkeys(name for described in everybody.values() for name in described)
     if any(described.keys() != names.keys() for described in everybody.values()):
-        kinds = {tuple(described.values()) for described in everybody.values()}
-        if len(kinds) == 1:
+        kinds = {rank: tuple(described.values()) for rank, described in everybody.items()}
+        if len(set(kinds.values())) == 1:
             return None
+        if len(set(map(len, kinds.values()))) == 1:
+            return _difference_by_place(kinds, list(next(iter(everybody.values()))))
     for name in names:
-        versions = {}
-        for rank, described in everybody.items():
-            versions.setdefault(described.get(name, "missing"), []).append(rank)
-        if len(versions) > 1:
-            return f"'{name}' is " + " and ".join(f"{what} on {_ranks(ranks)}" for what, ranks in versions.items())
+        versions = _versions({rank: described.get(name, "missing") for rank, described in everybody.items()})
+        if versions is not None:
+            return f"'{name}' is {versions}"
     (first, order), *others = ((rank, list(described)) for rank, described in everybody.items())
     other, theirs = next((rank, theirs) for rank, theirs in others if theirs != order)
     at = next(i for i, (a, b) in enumerate(zip(order, theirs)) if a != b)
     return f"tensor {at} is '{order[at]}' on rank {first} and '{theirs[at]}' on rank {other}"
+
+
+def _difference_by_place(kinds, names):
+    """The first of the tensors that is not alike, where ranks have names of their own for as many of them."""
+    for at, name in enumerate(names):
+        versions = _versions({rank: kind[at] for rank, kind in kinds.items()})
+        if versions is not None:
+            return f"tensor {at} ('{name}' on rank {next(iter(kinds))}) is {versions}"
+    raise AssertionError("asked only where they differ")
+
+
+def _versions(by_rank):
+    """What each rank has, in words; None where all have the same. by_rank: {rank: what it has}."""
+    versions = {}
+    for rank, what in by_rank.items():
+        versions.setdefault(what, []).append(rank)
+    if len(versions) == 1:
+        return None
+    return " and ".join(f"{what} on {_ranks(ranks)}" for what, ranks in versions.items())
 
 
 def _ranks(ranks):

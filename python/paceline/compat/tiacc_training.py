@@ -23,10 +23,11 @@ def init_tiacc_training():
         return
     import torch.distributed  # first: its import sets off what uses lifetime
 
-    from paceline._torch import lifetime, start_lines
+    from paceline._torch import endpoints, lifetime, start_lines
 
-    lifetime.redirect_new_groups()
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    first = lifetime.redirect_new_groups()
+    started = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if first and started and not endpoints.is_native(torch.distributed.group.WORLD):
         start_lines.say_once(
             "init_tiacc_training() came after init_process_group(): collectives on the groups that are there keep "
             "torch's own way, DistributedDataParallel models travel by Paceline; call it before init_process_group()"

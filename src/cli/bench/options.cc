@@ -36,7 +36,7 @@ std::string is_rate(const std::string& text) {
 std::string is_latency(const std::string& text) {
   auto latency = cli::parse_duration(text);
   const bool is_good = latency && latency->count() > 0 && *latency <= std::chrono::seconds(10);
-  return is_good ? "" : "a time such as 50us or 2ms is wanted, not " + text;
+  return is_good ? "" : "a time above 0 and up to 10s is wanted, such as 50us or 2ms, not " + text;
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ namespace paceline::bench {
 namespace {
 
 constexpr std::size_t kMostLinks = 16;
+constexpr uint64_t kMostPieces = uint64_t{1} << 20;  ///< each is some steps of a plan
 
 /// What a prediction needs of the network.
 struct Terms {
@@ -72,8 +73,8 @@ std::string links_text(const plan::Prediction& p) {
 
 std::string time_text(const plan::Prediction& p, const Terms& terms) {
   if (terms.bits_per_second == 0) return "  time: not known without the links' rate (--link)\n";
-  auto text = fmt::format("  time: {:.6g} ms at least: {} at {}", p.seconds * 1e3,
-                          bytes_text(p.link_bytes), cli::format_rate(terms.bits_per_second));
+  auto text = fmt::format("  time: {:.6g} ms: {} at {}", p.seconds * 1e3, bytes_text(p.link_bytes),
+                          cli::format_rate(terms.bits_per_second));
   if (terms.latency_s == 0) return text + ", without the latency of hops (--latency)\n";
   return text + fmt::format(", {} hop{} of {:.6g} us\n", p.hops, p.hops == 1 ? "" : "s",
                             terms.latency_s * 1e6);
@@ -81,6 +82,12 @@ std::string time_text(const plan::Prediction& p, const Terms& terms) {
 
 Result<std::string> page(const Workload& work, int rank, const Terms& terms, std::size_t most) {
   PACELINE_ASSIGN(auto request, work.request());
+  if (work.bytes() / request.piece_bytes >= kMostPieces) {
+    return Status(Code::kUnsupported,
+                  fmt::format("{} are too many pieces of {} for a plan: ask for fewer --bytes or "
+                              "raise PACELINE_PIECE_BYTES",
+                              plan::size_text(work.bytes()), plan::size_text(request.piece_bytes)));
+  }
   PACELINE_ASSIGN(auto plan, plan::build(request, rank));
   const double rate = terms.bits_per_second > 0 ? terms.bits_per_second : 1;
   PACELINE_ASSIGN(auto prediction,

@@ -24,7 +24,7 @@ bool is_foreign(std::string_view name) {
         "PACELINE_RENDEZVOUS", "PACELINE_NODE_ID", "PACELINE_SECRET_FILE"}) {
     if (name == one) return true;
   }
-  return name.starts_with("TORCHELASTIC_");
+  return name.starts_with("TORCHELASTIC_") || name.starts_with("PACELINE_LAB_");
 }
 
 std::vector<std::string> merged_environment(const std::map<std::string, std::string>& over) {
