@@ -76,6 +76,13 @@ struct Remembered {
   Description description;
 };
 
+constexpr int kSlotBits = 24;  ///< of a tag: messages between two ranks in one operation
+
+/// Of slot 0. Tags whose highest byte is set belong to bootstrap.
+inline wire::Tag tag_of(const OpKey& key) {
+  return (key.stream + (key.sequence << kSlotBits)) & 0x007f'ffff'ffff'ffff;
+}
+
 class EngineImpl final : public Engine {
  public:
   EngineImpl(const EngineOptions& options, const bootstrap::Topology& topology,

@@ -258,6 +258,17 @@ TEST(Text, SizesAreShort) {
 
 // Choice.
 
+TEST(Choose, AnAllToAllsBytesAreAllThatARankGives) {
+  PlanRequest q = all_reduce(4, 1, 4 << 20);
+  q.collective = Collective::kAllToAll;
+  EXPECT_EQ(choose(q).why, "4 ranks on 4 nodes, 16 MiB");
+  q.send_counts.assign(16, 1 << 20);  // of all ranks
+  EXPECT_EQ(choose(q).why, "4 ranks on 4 nodes, 16 MiB");
+  q.send_counts = {1 << 20, 0, 3 << 20, 0};
+  q.receive_counts = {1 << 20, 5, 5, 5};
+  EXPECT_EQ(choose(q).why, "4 ranks on 4 nodes, 16 MiB");
+}
+
 TEST(Choose, ByBytesAndNodes) {
   auto choice = [](Rank n, int slots, uint64_t bytes, Codec codec = Codec::kNone) {
     PlanRequest q = all_reduce(n, slots, bytes);

@@ -318,6 +318,7 @@ def test_both_sides_take_turns_in_an_order_that_is_drawn(tmp_path):
         (["allreduce", "--np", 2, "--plan", "--json", "/dev/null"], "--json excludes --plan"),
         (["allreduce", "--np", 2, "--steps", 2], "--steps requires --plan"),
         (["allreduce", "--np", 2, "--plan", "--latency", "0us"], "--latency: a time above 0 and up to 10s is wanted"),
+        (["allreduce", "--np", 2, "--plan", "--bytes", "16TiB"], "are too many pieces of 512 KiB for a plan"),
         (["allreduce", "--np", 2, "--plan", "--latency", "11s"], "up to 10s is wanted, such as 50us or 2ms, not 11s"),
         (["allreduce", "--np", 2, "--seconds", "nan"], "--seconds: nan is no number from 0.01 to 3600"),
     ],
