@@ -14,9 +14,11 @@ from models import batch, mlp
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
-from paceline.errors import UnsupportedError
+from paceline._torch.ddp import attachment_of
+from paceline.errors import PeerLostError, UnsupportedError
 
 RANK = int(os.environ["RANK"])
+GLOO = ("killed_in_training", "killed_between_two_passes", "killed_in_a_collective_of_torchs_own")
 
 
 def killed_in_training():
@@ -75,6 +77,29 @@ def another_model_first():
     models = [DistributedDataParallel(torch.nn.Linear(3, rows, bias=rows == 4)) for rows in (4, 5)]
     for model in models[::-1] if RANK == 1 else models:
         model(torch.rand(2, 3)).sum().backward()
+
+
+def killed_between_two_passes(passes=2):
+    """The others know of it before their hook hands over its first bucket."""
+    model = DistributedDataParallel(mlp(0))
+    for step in range(passes):
+        model.zero_grad()
+        (model(batch(step, 5, 6)) ** 2).mean().backward()
+    if RANK == 1:
+        note(at=time.monotonic())
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        try:
+            attachment_of(model).endpoint.communicator.check_health()
+        except PeerLostError:
+            break
+        time.sleep(0.01)
+    (model(batch(passes, 5, 6)) ** 2).mean().backward()
+
+
+def killed_as_buckets_are_made_anew():
+    """As its second pass begins, DDP tells all in which order rank 0's gradients came, from C++ by the script's Gloo."""
+    killed_between_two_passes(1)
 
 
 def killed_in_a_collective():
@@ -204,7 +229,7 @@ def one_raises():
 
 def main():
     which = sys.argv[1]
-    gloo = which.startswith("killed_as_") or which in ("killed_in_training", "killed_in_a_collective_of_torchs_own")
+    gloo = which.startswith("killed_as_") or which in GLOO
     seconds = 3 if which == "one_never_comes" else 60
     assert paceline.torch is not None
     dist.init_process_group("gloo" if gloo else "paceline", timeout=datetime.timedelta(seconds=seconds))

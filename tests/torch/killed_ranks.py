@@ -18,7 +18,9 @@ if "CHECKS_NODES" in os.environ:
     os.environ["PACELINE_NODE_ID"] = f"node {os.environ['RANK']}"
 
 import paceline.torch  # noqa: F401
+from paceline import communicator as core
 from paceline._torch.ddp import attachment_of
+from paceline.errors import PeerLostError
 
 RANK = int(os.environ["RANK"])
 WHAT, VICTIM = sys.argv[1], int(sys.argv[2])
@@ -59,5 +61,25 @@ def broadcasts():
     until_killed(lambda number: dist.broadcast(torch.ones(1000), VICTIM))
 
 
-dist.init_process_group("gloo" if WHAT in ("training", "buffers") else "paceline")
+def beginnings():
+    """The victim has its group; the others are in what ends its making, a barrier in rank 0's store."""
+    barrier = dist.distributed_c10d._store_based_barrier
+
+    def later(*args, **kwargs):
+        while RANK != VICTIM:
+            try:
+                [communicator] = core.open_communicators()
+                communicator.check_health()
+            except PeerLostError:
+                return barrier(*args, **kwargs)
+            time.sleep(0.01)
+
+    dist.distributed_c10d._store_based_barrier = later
+    dist.init_process_group("paceline")
+    until_killed(lambda number: None)
+
+
+if WHAT != "beginnings":
+    dist.init_process_group("gloo" if WHAT in ("training", "buffers") else "paceline")
+    dist.barrier()  # a root that waits for nobody could be dead while others are in torch's own
 seen(globals()[WHAT])

@@ -27,6 +27,8 @@ def survivors(which, ranks=3, **extra):
     "which",
     [
         "killed_in_training",
+        "killed_between_two_passes",
+        "killed_as_buckets_are_made_anew",
         "killed_in_a_collective",
         "killed_in_a_collective_of_torchs_own",
         "killed_as_buffers_are_sent",

@@ -15,10 +15,11 @@ CASES = [
     ("buffers", 0, {}),
     ("collectives", 0, NODES),
     ("broadcasts", 0, NODES),
+    ("beginnings", 0, {"TORCH_DIST_INIT_BARRIER": "1"}),
 ]
 
 
-@pytest.mark.parametrize(("what", "victim", "nodes"), CASES, ids=[f"{c[0]}{', nodes' * bool(c[2])}" for c in CASES])
+@pytest.mark.parametrize(("what", "victim", "nodes"), CASES, ids=[f"{c[0]}{', nodes' * (c[2] is NODES)}" for c in CASES])
 def test_kill_9_is_named_within_two_seconds(what, victim, nodes):
     done = Launch("killed_ranks.py", 3, [what, str(victim)], timeout=120, **nodes).end()
     assert not done.hung, done.everything()

@@ -87,6 +87,10 @@ class Attachment:
             self._delayed = DelayedBuckets(self._ddp(), self._elements)
         return self._delayed.numbered(bucket)
 
+    def failed(self, error, buffer):
+        """What the hook returns, or raises, where the job has failed before this bucket."""
+        raise error
+
     def parameter_names(self):
         """{id of a parameter: its name in the wrapped module}"""
         return self._names

@@ -79,6 +79,20 @@ class CpuAttachment(Attachment):
             self._finish_with_backward()
         return future
 
+    def failed(self, error, buffer):
+        """See Attachment. From a hook, torch 1 hands on a RuntimeError with the text; from its end it is the error."""
+
+        def tell():
+            raise error
+
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(tell)
+        except RuntimeError:  # not in a backward pass
+            raise error from None
+        future = Future()
+        future.set_result(buffer)
+        return future
+
     def prepare(self, buffer, segments, name):
         """The call that averages a bucket's buffer in place, for submit()."""
         dtype, flat = flat_view(buffer)

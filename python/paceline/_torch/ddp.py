@@ -9,6 +9,7 @@ import functools
 import inspect
 import weakref
 
+import torch
 import torch.distributed as dist
 from torch.distributed.utils import _sync_module_states
 
@@ -51,9 +52,12 @@ def paceline_hook(state, bucket):
         hook, hook_state = state.delegate
         return hook(hook_state, bucket)
     bucket = state.numbered(bucket)
-    if state.overlap is not None:
-        return state.overlap.take(bucket)
-    return state.all_reduce(bucket)
+    try:
+        if state.overlap is not None:
+            return state.overlap.take(bucket)
+        return state.all_reduce(bucket)
+    except PacelineError as error:
+        return state.failed(error, bucket.buffer())
 
 
 def attach(ddp):
@@ -268,19 +272,32 @@ def _hand_over(ddp, attachment, hook, state):
 
 
 def _wrap_notify(module):
-    """join() tells through this all-reduce how many ranks still have inputs."""
+    """What DDP calls as a forward pass begins; in join() it tells how many ranks still have inputs."""
     original = module.Join.notify_join_context
 
     def notify_join_context(joinable):
         work = original(joinable)
-        attachment = _attached.get(joinable) if isinstance(joinable, module.DistributedDataParallel) else None
+        if not isinstance(joinable, module.DistributedDataParallel):
+            return work
+        attachment = _attached.get(joinable)
         if attachment is not None:
             if work is not None and attachment.overlap is not None:
                 overlap.refuse_join()
             attachment.join_work = work
+        if torch.is_grad_enabled() and not joinable._has_rebuilt_buckets:
+            _rebuild_buckets(joinable, module.logger)
         return work
 
     module.Join.notify_join_context = staticmethod(notify_join_context)
+
+
+def _rebuild_buckets(ddp, logger):
+    """What DDP does next, and then finds done: rank 0's order of gradients goes to all, from C++ by their own group."""
+    with lost_ranks.naming():
+        rebuilt = ddp.reducer._rebuild_buckets()
+    if rebuilt:
+        logger.info("Reducer buckets have been rebuilt in this iteration.")
+        ddp._has_rebuilt_buckets = True
 
 
 def residual_state_dict(model, all_ranks=False):

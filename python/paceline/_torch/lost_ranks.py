@@ -20,8 +20,11 @@ from paceline.errors import PacelineError
 #: After torch's error; a rank that is killed is known to the others within some hundred milliseconds.
 _HEAR_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
-#: Collectives that a torch without a logger of exceptions (before 2.1) has, by their public names.
-_COLLECTIVES = (
+#: Of Gloo's, NCCL's and older torch's stores' errors.
+_WORDS = ("gloo", "NCCL", "Connection", "Broken pipe")
+#: What a torch without a logger of exceptions (before 2.1) has, by its public names.
+_UNLOGGED = (
+    "init_process_group",
     *("all_gather", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast"),
     *("broadcast_object_list", "gather", "gather_object", "recv", "reduce", "reduce_scatter", "scatter"),
     *("scatter_object_list", "send"),
@@ -60,8 +63,10 @@ def naming():
 def patch():
     """For all of torch's collectives. They stay the functions that they are, for torch.compile knows them by that."""
     logger = getattr(dist, "c10d_logger", None)
+    _wrap("new_group")  # no torch logs its exceptions
     if not hasattr(logger, "_get_msg_dict"):
-        _wrap_collectives()
+        for name in _UNLOGGED:
+            _wrap(name)
         return
     original = logger._get_msg_dict
     if getattr(original, "_paceline_patched", False):
@@ -84,16 +89,15 @@ def patch_buffers(cls):
     cls._distributed_broadcast_coalesced = naming()(cls._distributed_broadcast_coalesced)
 
 
-def _wrap_collectives():
-    for name in _COLLECTIVES:
-        original = getattr(dist.distributed_c10d, name, None)
-        if original is None or getattr(original, "_paceline_patched", False):
-            continue
-        wrapped = naming()(original)
-        wrapped._paceline_patched = True
-        for module in (dist.distributed_c10d, dist):
-            if getattr(module, name, None) is original:
-                setattr(module, name, wrapped)
+def _wrap(name):
+    original = getattr(dist.distributed_c10d, name, None)
+    if original is None or getattr(original, "_paceline_patched", False):
+        return
+    wrapped = naming()(original)
+    wrapped._paceline_patched = True
+    for module in (dist.distributed_c10d, dist):
+        if getattr(module, name, None) is original:
+            setattr(module, name, wrapped)
 
 
 def _may_be_a_lost_rank(error):
@@ -101,7 +105,7 @@ def _may_be_a_lost_rank(error):
     if isinstance(error, PacelineError):
         return False
     types = tuple(filter(None, (getattr(dist, name, None) for name in ("DistError", "DistBackendError"))))
-    return isinstance(error, types) or any(word in str(error) for word in ("gloo", "NCCL", "Connection"))
+    return isinstance(error, types) or any(word in str(error) for word in _WORDS)
 
 
 def _failure_of_any():
