@@ -1,5 +1,5 @@
-// What the receiver of a message writes back into its sender's memory: at once where it can, never after the sender has
-// taken its buffer back.
+// What the receiver of a message writes back into its sender's memory, or into the slots that bring it private memory: at
+// once where it can, never after the sender has taken its buffer back.
 
 #include <algorithm>
 #include <random>
@@ -57,7 +57,11 @@ INSTANTIATE_TEST_SUITE_P(Each, Answers,
                                            Case{"beside", true, false, false, 100, true},
                                            Case{"elsewhere", true, true, true, 100, true},
                                            Case{"half_answered", true, true, false, 5, false},
-                                           Case{"private_memory", false, true, false, 100, false}),
+                                           Case{"private", false, true, false, 100, true},
+                                           Case{"private_beside", false, false, false, 100, true},
+                                           Case{"private_elsewhere", false, true, true, 100, true},
+                                           Case{"private_half_answered", false, true, false, 5,
+                                                false}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(Answers, AreThereWhenTheLaterMessageComes) {
@@ -112,15 +116,27 @@ TEST_P(Answers, AreThereWhenTheLaterMessageComes) {
   });
 }
 
+class InMemory : public ::testing::TestWithParam<bool> {
+ protected:
+  /// Of the arena, or private.
+  static std::byte* make(Node& node, std::size_t bytes) {
+    return GetParam() ? static_cast<std::byte*>(node.channel->allocator()->allocate(bytes))
+                      : static_cast<std::byte*>(std::malloc(bytes));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Each, InMemory, ::testing::Values(true, false), [](const auto& info) {
+  return std::string(info.param ? "arena" : "private");
+});
+
 /// The sender aborts at any moment and uses its buffer for something else: nothing is written there.
-TEST(Answers, AreNotWrittenAfterAnAbort) {
+TEST_P(InMemory, AnswersAreNotWrittenAfterAnAbort) {
   const unsigned seed = std::random_device{}();
   for (unsigned round = 0; round < 20; ++round) {
     run_ranks(2, [&](Node& node) {
       constexpr std::size_t kBytes = 2 * 1024 * 1024;
       talk(node, 1 - node.rank, 9);
       if (node.rank == 1) {
-        auto* data = static_cast<std::byte*>(node.channel->allocator()->allocate(kBytes));
+        auto* data = make(node, kBytes);
         std::memset(data, 0x5a, kBytes);
         Answer answer;
         answer.place = data;
@@ -281,6 +297,68 @@ TEST_P(LateAnswer, DoesNotAppearInItsOwnersMemory) {
     EXPECT_TRUE(!GetParam() || memory == std::vector<std::byte>(kAll, std::byte{0xa5}));
     node.meet();
   });
+}
+
+/// The same where the answer comes by a slot, which nobody uses again.
+TEST(LateAnswer, DoesNotAppearInPrivateMemory) {
+  run_ranks(2, [](Node& node) {
+    talk(node, 1 - node.rank, 9);
+    if (node.rank == 0) {
+      node.board.flags[0].store(static_cast<uint64_t>(::getpid()));
+      Late sink(node.board.flags[1]);
+      node.channel->receive(1, 1, 0, {nullptr, &sink, kLong}, 1);
+      EXPECT_EQ(node.wait(1).status.code(), Code::kAborted);
+      EXPECT_EQ(node.board.flags[1].load(), 1U) << "it was not asked for an answer";
+      node.meet();
+      return;
+    }
+    auto data = pattern(kLong, 5);
+    Answer answer;
+    answer.place = data.data();
+    node.channel->send_with_answer(0, 1, 0, data, 1, answer);
+    node.sleepy = false;
+    ASSERT_TRUE(node.until([&] { return node.board.flags[0].load() != 0; }));
+    const auto other = static_cast<pid_t>(node.board.flags[0].load());
+    ASSERT_TRUE(node.until([&] { return is_stopped(other); }));
+    node.channel->abort(Status(Code::kTimeout, "rank 0 is silent"));
+    node.step();
+    EXPECT_EQ(node.wait(1).status.message(), "rank 0 is silent");
+    EXPECT_EQ(data, pattern(kLong, 5));
+    std::fill(data.begin(), data.end(), std::byte{0xa5});
+    ::kill(other, SIGCONT);
+    EXPECT_TRUE(node.until([&] { return node.board.flags[1].load() != 0; }));
+    for (int i = 0; i < 100; ++i) node.step();  // the slot is handed back
+    EXPECT_EQ(std::count(data.begin(), data.end(), std::byte{0xa5}), static_cast<long>(kLong));
+    node.meet();
+  });
+}
+
+/// Who can't map the slots' memory reads the message as if no answer were wanted; so does one that has none to map.
+TEST(Answers, DoNotComeWhereThereAreNoSlots) {
+  for (const int without : {0, 1}) {
+    run_ranks(
+        2,
+        [&](Node& node) {
+          talk(node, 1 - node.rank, 9);
+          if (node.rank == 0) {
+            Turner sink(kLong);
+            node.channel->receive(1, 1, 7, {nullptr, &sink, kLong}, 1);
+            const Completion taken = node.wait(1);
+            EXPECT_TRUE(taken.status.is_ok());
+            EXPECT_EQ(taken.answered, 0U);
+            EXPECT_EQ(sink.data, turned(pattern(kLong, 3)));
+          } else {
+            auto data = pattern(kLong, 3);
+            Answer answer;
+            answer.place = data.data();
+            node.channel->send_with_answer(0, 1, 7, data, 1, answer);
+            EXPECT_TRUE(node.wait(1).status.is_ok());
+            EXPECT_EQ(data, pattern(kLong, 3));
+          }
+          node.meet();
+        },
+        [&](ShmOptions& o) { o.use_arena = o.rank != without; });
+  }
 }
 
 /// Less than a page may lie in one page with others' memory, from which a late answer can't be kept away.

@@ -97,10 +97,16 @@ void Conversation::fill_offer(Queued& queued) {
   auto& arena = *shared_.options.allocator;
   auto offset = arena.offset_of(data.data(), data.size());
   if (queued.answer.given != 0) {
-    header.flag = OfferFlag::kAnswered;
-    header.offset = queued.answer.given - 1;
+    const bool in_pieces = (queued.answer.given & kInPieces) != 0;
+    header.flag = in_pieces ? OfferFlag::kCameInPieces : OfferFlag::kAnswered;
+    header.offset = (queued.answer.given & ~kInPieces) - 1;
   }
-  if (!offset || !link_->announce(arena)) return;
+  if (!offset) {
+    // Two copies through the caches, which bring the answer as well, for two that the system makes page by page.
+    if (queued.answer.place != nullptr && make_slots()) header.flag = OfferFlag::kAnswerInPieces;
+    return;
+  }
+  if (!link_->announce(arena)) return;
   header.in_arena = 1;
   header.where = *offset;
   // Shorter ones may lie in one page with what belongs to others, which await_access() could not detach.
@@ -111,8 +117,16 @@ void Conversation::fill_offer(Queued& queued) {
   }
 }
 
-/// The peer has written the message to where this side wants it, when it read the one that this one answers.
-bool Conversation::is_there(const RecordHeader& offer, const Posted& posted) const {
+/// The message is where this side wants it since the peer read the one that this one answers.
+bool Conversation::is_there(const RecordHeader& offer, const Posted& posted) {
+  if (offer.flag == OfferFlag::kCameInPieces) {
+    const auto found = answers_.find(offer.offset);
+    if (found == answers_.end()) return false;
+    const Answered came = found->second;
+    answers_.erase(found);
+    return posted.inbox.sink == nullptr && came.place == posted.inbox.into &&
+           came.bytes == offer.length;
+  }
   return offer.flag == OfferFlag::kAnswered && posted.inbox.sink == nullptr &&
          shared_.options.allocator->offset_of(posted.inbox.into, offer.length) == offer.offset;
 }
@@ -284,6 +298,8 @@ bool Conversation::on_taken(const RecordHeader& header) {
   if (found == lent_.end()) return !shared_.aborted.is_ok();
   const Lent lent = found->second;
   if (header.digest > static_cast<uint32_t>(Code::kInternal)) return false;
+  if (lent.answered == lent.data.size() && lent.answered != 0)
+    answers_.emplace(header.id, Answered{lent.answer, lent.answered});
   lent_.erase(found);
   std::erase_if(copies_, [&](const Copy& copy) { return copy.id == header.id; });
   const auto code = static_cast<Code>(header.digest);
@@ -320,6 +336,7 @@ void Conversation::fail_requests(const Status& why) {
   piecewise_.clear();
   copies_.clear();
   held_.clear();
+  answers_.clear();
 }
 
 /// After revoke(): the peer reads nothing any more and writes no answer.

@@ -42,6 +42,10 @@ struct Shared {
   Status aborted;
 };
 
+/// In Completion::answered: the answer went back in the slots of the message whose number + 1 the rest is; else the rest is an
+/// offset in the peer's arena + 1.
+inline constexpr uint64_t kInPieces = uint64_t{1} << 63;
+
 class Conversation {
  public:
   Conversation(Rank peer, std::string name, Shared& shared);
@@ -103,7 +107,8 @@ class Conversation {
     std::span<const std::byte> data;
     uint64_t cookie = 0;
     Tag tag = 0;
-    const std::byte* answer = nullptr;  ///< may be written by the peer
+    std::byte* answer = nullptr;  ///< may be written by the peer, or from slots that it has written
+    uint64_t answered = 0;        ///< bytes that have come back in slots
     Copying copying = Copying::kNot;
   };
   enum class Way { kArena, kMemory, kPieces };
@@ -113,6 +118,7 @@ class Conversation {
     Posted posted;
     uint64_t done = 0;
     std::byte* answer = nullptr;  ///< of the peer's arena, where it is wanted
+    uint64_t answered = 0;        ///< bytes written back into the slots that they came in
   };
   struct Copy {
     uint64_t id = 0;
@@ -129,6 +135,11 @@ class Conversation {
   struct Slot {
     std::byte* data = nullptr;
     bool busy = false;
+    uint64_t id = 0, offset = 0, bytes = 0;  ///< what it carries: a piece of message id
+  };
+  struct Answered {
+    const std::byte* place = nullptr;
+    uint64_t bytes = 0;
   };
 
   // conversation.cc: matching
@@ -142,7 +153,7 @@ class Conversation {
   bool flush();
   void post(const RecordHeader& header);
   void fill_offer(Queued& queued);
-  [[nodiscard]] bool is_there(const RecordHeader& offer, const Posted& posted) const;
+  bool is_there(const RecordHeader& offer, const Posted& posted);
   void await_access();
   bool write_or_queue(Queued queued);
   [[nodiscard]] Status check(const RecordHeader& header, uint64_t length,
@@ -164,11 +175,14 @@ class Conversation {
   void finish_pull(const Pull& pull);
   bool on_pull(const RecordHeader& header);
   bool on_piece(const RingReader::Record& record);
-  bool use_piece(const RecordHeader& header, std::span<const std::byte> data);
+  bool use_piece(const RecordHeader& header, std::span<const std::byte> data, bool& answered);
+  void finish_pieces(uint64_t id);
   bool on_freed(const RecordHeader& header);
+  bool take_answer(const Slot& slot);
   bool on_withdrawn(const RecordHeader& header);
   void withdraw(uint64_t id);
   uint64_t step_copy();
+  bool make_slots();
   Slot* free_slot();
   void release_slots();
 
@@ -186,7 +200,9 @@ class Conversation {
   std::unordered_map<uint64_t, Pull> piecewise_;  ///< pushed by the peer
   std::deque<Copy> copies_;                       ///< pushed by this side
   std::unordered_map<uint64_t, Held> held_;       ///< by the offer's number
-  std::size_t open_ = 0;                          ///< of these
+  std::unordered_map<uint64_t, Answered>
+      answers_;           ///< by the question's number: they came in slots
+  std::size_t open_ = 0;  ///< of these
   std::vector<Slot> slots_;
   bool slots_tried_ = false;
   bool access_ended_ =

@@ -83,18 +83,21 @@ enum class RecordType : uint16_t {
   kPull = 3,   ///< receiver to sender: id can't be read in place, send it as pieces
   kPiece = 4,  ///< bytes [offset, …) of message id: in the payload, or `length` bytes at `where` in
                ///< the arena
-  kFreed = 5,  ///< receiver to sender: the arena slot at `where` has been read
+  kFreed =
+      5,  ///< receiver to sender: the arena slot at `where` has been read; with kAnswered: it holds the answer
   kTaken = 6,  ///< receiver to sender: message id is complete; `digest` holds the Code
   kNote = 7,   ///< payload for the control plane
   kWithdrawn =
       8,  ///< sender to receiver: message id is not lent any more, no piece of it will come
 };
 
-/// What an offer says of the place at `offset` of an arena.
+/// What an offer says of an answer (Answer in channel.h). The first two: of the place at `offset` of an arena.
 enum class OfferFlag : uint32_t {
   kNone = 0,
-  kAnswerHere = 1,  ///< of the sender's: what the message becomes may be written there
-  kAnswered = 2,    ///< of the receiver's: the message's bytes lie there already
+  kAnswerHere = 1,      ///< of the sender's: what the message becomes may be written there
+  kAnswered = 2,        ///< of the receiver's: the message's bytes lie there already
+  kAnswerInPieces = 3,  ///< asked for as pieces, their slots bring back what they become
+  kCameInPieces = 4,    ///< the message's bytes came back with the pieces of message `offset`
 };
 
 /// A record's first bytes; the payload follows.

@@ -32,7 +32,7 @@ RecordHeader header_from(const uint8_t* bytes) {
     header.offset %= 200'000;
     if (bytes[1] % 2 == 0) header.offset -= header.offset % 64;
     header.where %= 300'000;
-    header.flag = static_cast<OfferFlag>(bytes[12] % 3);
+    header.flag = static_cast<OfferFlag>(bytes[12] % 5);
   }
   return header;
 }
@@ -77,7 +77,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<std::byte> buffer(300'000);
   for (uint64_t tag = 0; tag < 4; ++tag) {
     conversation.receive(tag, 0, {buffer.data(), nullptr, buffer.size()}, tag);
-    conversation.send(tag, 0, std::span(buffer).first(tag % 2 == 0 ? 200'000 : 100), 10 + tag, {});
+    Answer answer;
+    if (tag == 2) answer.place = buffer.data();
+    conversation.send(tag, 0, std::span(buffer).first(tag % 2 == 0 ? 200'000 : 100), 10 + tag,
+                      answer);
   }
   // One that answers, and one to where an answer may lie.
   Echo echo;

@@ -1,5 +1,5 @@
 // How the bytes of an offered message move: read by the receiver, or pushed piece by piece at its
-// request.
+// request. Pieces in slots of the arena can bring back what the receiver makes of them.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,6 +30,11 @@ void Conversation::start_pull(const RecordHeader& offer, const Posted& posted) {
     }
   }
   if (pull.way == Way::kArena && posted.inbox.hold) return hold(offer, posted);
+  if (offer.flag == OfferFlag::kAnswerInPieces && offer.in_arena == 0 &&
+      shared_.options.use_arena && posted.inbox.sink != nullptr) {
+    if (!link_->has_arena()) (void)link_->read_socket();
+    if (link_->has_arena()) return ask_for_pieces(pull);
+  }
   if (pull.way == Way::kPieces && link_->can_read_memory()) pull.way = Way::kMemory;
   if (pull.way == Way::kPieces) return ask_for_pieces(pull);
   pulls_.push_back(pull);
@@ -165,8 +170,9 @@ void Conversation::finish_pull(const Pull& pull) {
   if (link_->still_lent()) {
     shared_.counters.payload_received += pull.offer.length;
     shared_.counters.wire_received += pull.way == Way::kPieces ? 0 : pull.offer.length;
-    complete(pull.posted.cookie, pull.offer.length, Status::ok(),
-             pull.answer != nullptr ? pull.offer.offset + 1 : 0);
+    uint64_t answered = pull.answer != nullptr ? pull.offer.offset + 1 : 0;
+    if (pull.answered == pull.offer.length) answered = kInPieces | (pull.offer.id + 1);
+    complete(pull.posted.cookie, pull.offer.length, Status::ok(), answered);
   } else {
     answer.digest = static_cast<uint32_t>(Code::kAborted);
     complete(pull.posted.cookie, 0,
@@ -185,14 +191,18 @@ bool Conversation::on_piece(const RingReader::Record& record) {
     if (!link_->begin_access()) return true;  // it was taken back: kWithdrawn follows
     data = link_->arena(header.where, header.length);
   }
-  const bool used = !data.empty() && use_piece(header, data);
+  bool answered = false;
+  const bool used = !data.empty() && use_piece(header, data, answered);
   if (header.in_arena != 0) link_->end_access();
   if (!used) return false;
-  if (header.in_arena == 0) return true;
-  RecordHeader answer;
-  answer.type = RecordType::kFreed;
-  answer.where = header.where;
-  post(answer);
+  if (header.in_arena != 0) {
+    RecordHeader answer;
+    answer.type = RecordType::kFreed;
+    answer.where = header.where;
+    if (answered) answer.flag = OfferFlag::kAnswered;
+    post(answer);  // before the end of the message, with which its sender has all answers
+  }
+  finish_pieces(header.id);
   return true;
 }
 
@@ -208,7 +218,8 @@ bool Conversation::ask_past_arena(const RecordHeader& piece) {
   return true;
 }
 
-bool Conversation::use_piece(const RecordHeader& header, std::span<const std::byte> data) {
+bool Conversation::use_piece(const RecordHeader& header, std::span<const std::byte> data,
+                             bool& answered) {
   auto found = piecewise_.find(header.id);
   if (found == piecewise_.end()) return !shared_.aborted.is_ok();
   auto& pull = found->second;
@@ -217,13 +228,25 @@ bool Conversation::use_piece(const RecordHeader& header, std::span<const std::by
       (data.size() != rest && data.size() % kPieceAlign != 0)) {
     return false;
   }
-  deliver(pull, data);
+  if (pull.offer.flag == OfferFlag::kAnswerInPieces && header.in_arena != 0 &&
+      pull.posted.inbox.sink != nullptr && pull.answered == pull.done) {
+    answered = pull.posted.inbox.sink->consume_and_answer(
+        pull.done, data, link_->arena_to_write(header.where, header.length));
+    if (answered) pull.answered += data.size();
+  } else {
+    deliver(pull, data);
+  }
   pull.done += data.size();
-  if (pull.done < pull.offer.length) return true;
-  const Pull finished = pull;
+  return true;
+}
+
+/// Of message `id`, if all of it has come.
+void Conversation::finish_pieces(uint64_t id) {
+  const auto found = piecewise_.find(id);
+  if (found == piecewise_.end() || found->second.done < found->second.offer.length) return;
+  const Pull finished = found->second;
   piecewise_.erase(found);
   finish_pull(finished);
-  return true;
 }
 
 bool Conversation::on_withdrawn(const RecordHeader& header) {
@@ -265,16 +288,22 @@ bool Conversation::on_pull(const RecordHeader& header) {
   return true;
 }
 
-Conversation::Slot* Conversation::free_slot() {
+/// False: there is no shared memory for them.
+bool Conversation::make_slots() {
   if (!slots_tried_) {
     slots_tried_ = true;
     auto& arena = *shared_.options.allocator;
     for (uint32_t i = 0; i < shared_.options.slots; ++i) {
       void* memory = arena.allocate_shared(shared_.options.slot_bytes);
-      if (memory != nullptr) slots_.push_back({static_cast<std::byte*>(memory), false});
+      if (memory != nullptr) slots_.push_back({static_cast<std::byte*>(memory)});
     }
     if (!slots_.empty() && !link_->announce(arena)) release_slots();
   }
+  return !slots_.empty();
+}
+
+Conversation::Slot* Conversation::free_slot() {
+  (void)make_slots();
   for (auto& slot : slots_) {
     if (!slot.busy) return &slot;
   }
@@ -299,7 +328,7 @@ uint64_t Conversation::step_copy() {
     if (!link_->may_write(0)) return 0;
     bytes = std::min<uint64_t>(data.size(), shared_.options.slot_bytes);
     std::memcpy(slot->data, data.data(), bytes);
-    slot->busy = true;
+    *slot = {slot->data, true, copy.id, copy.offset, bytes};
     header.in_arena = 1;
     header.length = bytes;
     header.where = *shared_.options.allocator->offset_of(slot->data, bytes);
@@ -321,10 +350,21 @@ bool Conversation::on_freed(const RecordHeader& header) {
     auto offset = shared_.options.allocator->offset_of(slot.data, 1);
     if (slot.busy && offset && *offset == header.where) {
       slot.busy = false;
-      return true;
+      return header.flag != OfferFlag::kAnswered || take_answer(slot);
     }
   }
   return false;
+}
+
+/// False: none was asked for. What comes after the message was taken back is dropped.
+bool Conversation::take_answer(const Slot& slot) {
+  const auto found = lent_.find(slot.id);
+  if (found == lent_.end()) return !shared_.aborted.is_ok();
+  auto& lent = found->second;
+  if (lent.answer == nullptr || lent.answered != slot.offset) return false;
+  std::memcpy(lent.answer + slot.offset, slot.data, slot.bytes);
+  lent.answered += slot.bytes;
+  return true;
 }
 
 }  // namespace paceline::wire::shm
