@@ -83,7 +83,9 @@ Status create(const paceline_comm_options& o, paceline_comm** out) {
   auto local = std::count_if(topology.members.begin(), topology.members.end(),
                              [&](const auto& m) { return m.node == topology.self().node; });
   comm->runner = std::make_unique<engine::Runner>(
-      *comm->engine, *comm->job->channel, engine::runner_options_for(static_cast<int>(local)));
+      *comm->engine, *comm->job->channel,
+      engine::runner_options_for(static_cast<int>(local),
+                                 sharing_ranks(topology, comm->job_local_size)));
   share_link(*comm);
   *out = comm.release();
   return Status::ok();

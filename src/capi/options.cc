@@ -66,10 +66,7 @@ plan::CodecSpec codec_for(const Settings& settings, const paceline_op_args& args
   return spec;
 }
 
-int codec_threads(const Settings& settings, const bootstrap::Topology& topology,
-                  int job_local_size) {
-  const std::string& asked = settings.text("codec_threads");
-  if (asked != "auto") return std::atoi(asked.c_str());
+int sharing_ranks(const bootstrap::Topology& topology, int job_local_size) {
   // A node is a machine, or a container on one, unless PACELINE_NODE_ID says otherwise: containers share the cores.
   const std::string machine = bootstrap::machine_identity() + "/";
   const auto& mine = topology.self();
@@ -78,7 +75,14 @@ int codec_threads(const Settings& settings, const bootstrap::Topology& topology,
       std::count_if(topology.members.begin(), topology.members.end(), [&](const auto& m) {
         return named ? m.node == mine.node : m.node_id.rfind(machine, 0) == 0;
       });
-  return fitting_codec_threads(std::max(static_cast<int>(here), job_local_size), usable_cores(),
+  return std::max(static_cast<int>(here), job_local_size);
+}
+
+int codec_threads(const Settings& settings, const bootstrap::Topology& topology,
+                  int job_local_size) {
+  const std::string& asked = settings.text("codec_threads");
+  if (asked != "auto") return std::atoi(asked.c_str());
+  return fitting_codec_threads(sharing_ranks(topology, job_local_size), usable_cores(),
                                machine_cores());
 }
 

@@ -16,8 +16,11 @@ engine::EngineOptions engine_options(const Settings& settings, double timeout_s)
 /// all else travels exactly.
 plan::CodecSpec codec_for(const Settings& settings, const paceline_op_args& args);
 
-/// Threads that code a bucket of top-k: the settings', or what suits the cores and the job's ranks on this machine, of
-/// which the launcher tells `job_local_size`; the topology's may be a group of them.
+/// The job's ranks on this machine, which share its cores. The launcher tells of `job_local_size` on this node; the
+/// topology's may be a group of them.
+int sharing_ranks(const bootstrap::Topology& topology, int job_local_size);
+
+/// Threads that code a bucket of top-k: the settings', or what suits the cores and who shares them.
 int codec_threads(const Settings& settings, const bootstrap::Topology& topology,
                   int job_local_size);
 

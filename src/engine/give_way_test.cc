@@ -6,6 +6,7 @@
 #include <future>
 #include <thread>
 
+#include "base/cores.h"
 #include "engine/engine_test_util.h"
 #include "engine/runner.h"
 
@@ -132,6 +133,16 @@ TEST_F(TwoRunners, PatienceEnds) {
   EXPECT_FALSE((*this)[0].give_way(id, 5 * kMillisecond, [] { return true; }));
   EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(5));
   end(id);
+}
+
+TEST(RunnerOptions, CallersGiveTheirCoresAwayWhereNodesShareThem) {
+  const int cores = usable_cores();
+  const auto full = runner_options_for(cores);
+  EXPECT_TRUE(full.yield && full.callers_yield);
+  const auto shared = runner_options_for(0, cores);
+  EXPECT_TRUE(!shared.yield && shared.callers_yield);
+  const auto spare = runner_options_for(0, cores - 1);
+  EXPECT_FALSE(spare.yield || spare.callers_yield);
 }
 
 }  // namespace

@@ -33,9 +33,10 @@ std::chrono::nanoseconds span(Time t) { return std::chrono::nanoseconds(t); }
 
 }  // namespace
 
-RunnerOptions runner_options_for(int local_size) {
+RunnerOptions runner_options_for(int local_size, int sharing) {
   RunnerOptions options;
   options.yield = local_size >= usable_cores();
+  options.callers_yield = std::max(local_size, sharing) >= usable_cores();
   return options;
 }
 
@@ -129,13 +130,13 @@ void Runner::publish(OpId id) {
   if (polling_ > 0) channel_.wake();
 }
 
-void Runner::relax(Lock& lock) const {
+void Runner::relax(Lock& lock, bool yield) const {
   constexpr int kPatience = 2000;
   lock.unlock();
   // A mutex is not fair: who has let go of it would have it again before a sleeper is awake.
   int looks = 0;
   do {
-    if (options_.yield) {
+    if (yield) {
       sched_yield();
     } else {
       pause_cpu();
@@ -207,7 +208,7 @@ bool Runner::wait_until(Lock& lock, Time until, Done done) {
     }
     if (!mine && driving_) {
       if (runner_drives_) {
-        relax(lock);  // it lets go as soon as it sees the claim
+        relax(lock, options_.callers_yield);  // it lets go as soon as it sees the claim
       } else {
         ++waiting_;
         turn_.wait_for(lock, span(std::min<Time>(until - t, 100 * kMillisecond)));
@@ -218,12 +219,13 @@ bool Runner::wait_until(Lock& lock, Time until, Done done) {
     driving_ = mine = true;
     if (step(lock)) {
       idle_since = 0;
-      if (entrants_.load(std::memory_order_relaxed) > 0 || outside_ > 0) relax(lock);
+      if (entrants_.load(std::memory_order_relaxed) > 0 || outside_ > 0)
+        relax(lock, options_.callers_yield);
       continue;
     }
     if (idle_since == 0) idle_since = t;
     if (t - idle_since < options_.spin) {
-      relax(lock);
+      relax(lock, options_.callers_yield);
       continue;
     }
     driving_ = mine = false;
@@ -305,14 +307,14 @@ void Runner::serve(Lock& lock) {
     const Time t = now();
     if (moved) {
       idle_since = 0;
-      relax(lock);  // lets submitters in
+      relax(lock, options_.yield);  // lets submitters in
       continue;
     }
     if (idle_since == 0) idle_since = t;
     const uint64_t carried = channel_.counters().network;
     flow_.look(t, carried);
     if (t - idle_since < options_.spin && carried - carried_before < kBulk && !flow_.is_steady()) {
-      relax(lock);
+      relax(lock, options_.yield);
       continue;
     }
     carried_before = carried;

@@ -34,11 +34,13 @@ struct RunnerOptions {
   /// How long a waiting thread polls before it sleeps in the kernel; the runner's own does not while much goes
   /// through the network.
   Time spin = 50 * kMicrosecond;
-  /// Polling gives the core away between looks (more busy threads than cores).
+  /// Polling gives the core away between looks (more busy threads than cores): the runner's own thread, and callers. A
+  /// caller waits anyway; the runner's thread would leave its core to what other ranks compute.
   bool yield = false;
+  bool callers_yield = false;
 };
-/// What fits a node with so many ranks on it.
-RunnerOptions runner_options_for(int local_size);
+/// What fits a node with so many ranks on it, on a machine with `sharing` ranks of the job (its containers share the cores).
+RunnerOptions runner_options_for(int local_size, int sharing = 0);
 
 /// Called once with the Code that an operation ended with, which releases it; error_of() has the sentence. On the driver's
 /// thread without the mutex; where the operation never ends, as the runner does. That thread carries all other operations:
@@ -127,7 +129,7 @@ class Runner final : private Interlude {
   void thread_main();
   void serve(Lock& lock);
   bool step(Lock& lock);
-  void relax(Lock& lock) const;
+  void relax(Lock& lock, bool yield) const;
   void sleep(Lock& lock, Time until);
   template <class Done>
   bool wait_until(Lock& lock, Time until, Done done);

@@ -98,7 +98,7 @@ def killed_between_two_passes(passes=2):
 
 
 def killed_as_buckets_are_made_anew():
-    """As its second pass begins, DDP tells all in which order rank 0's gradients came, from C++ by the script's Gloo."""
+    """As its second pass begins, DDP spreads the order of rank 0's gradients, from C++ by the script's own Gloo."""
     killed_between_two_passes(1)
 
 

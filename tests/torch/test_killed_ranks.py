@@ -19,7 +19,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("what", "victim", "nodes"), CASES, ids=[f"{c[0]}{', nodes' * (c[2] is NODES)}" for c in CASES])
+NAMES = [f"{what}{', nodes' * (extra is NODES)}" for what, _, extra in CASES]
+
+
+@pytest.mark.parametrize(("what", "victim", "nodes"), CASES, ids=NAMES)
 def test_kill_9_is_named_within_two_seconds(what, victim, nodes):
     done = Launch("killed_ranks.py", 3, [what, str(victim)], timeout=120, **nodes).end()
     assert not done.hung, done.everything()
