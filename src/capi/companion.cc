@@ -14,6 +14,7 @@
 #include "bootstrap/key_rows.h"
 #include "bootstrap/members.h"
 #include "capi/handle.h"
+#include "capi/options.h"
 #include "capi/start_line.h"
 
 namespace paceline::capi {
@@ -109,8 +110,9 @@ Result<std::unique_ptr<paceline_comm>> make_companion(paceline_comm& primary) {
                                    [&](const auto& m) { return m.node == t.self().node; });
   // Each companion adds a thread a rank to the node's.
   const auto threads = static_cast<int>(local) * (primary.companions_made + 1);
+  const int sharing = sharing_ranks(t, comm->job_local_size) * (primary.companions_made + 1);
   comm->runner = std::make_unique<engine::Runner>(*comm->engine, *comm->job->channel,
-                                                  engine::runner_options_for(threads));
+                                                  engine::runner_options_for(threads, sharing));
   return comm;
 }
 

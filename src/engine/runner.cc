@@ -36,7 +36,10 @@ std::chrono::nanoseconds span(Time t) { return std::chrono::nanoseconds(t); }
 RunnerOptions runner_options_for(int local_size, int sharing) {
   RunnerOptions options;
   options.yield = local_size >= usable_cores();
-  options.callers_yield = std::max(local_size, sharing) >= usable_cores();
+  const int all = std::max(local_size, sharing);
+  const int usable = usable_cores();
+  const bool apart = static_cast<int64_t>(usable) * all <= machine_cores();  // each has its own
+  options.callers_yield = options.yield || (all >= usable && !apart);
   return options;
 }
 

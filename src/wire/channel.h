@@ -47,8 +47,8 @@ class Sink {
   /// come in any order; `offset` is a multiple of kPieceAlign and so is the size, but for the
   /// message's last piece. `data` is valid during the call only. Runs inside progress().
   virtual void consume(uint64_t offset, std::span<const std::byte> data) = 0;
-  /// The same, and what these bytes become is written to `place`, as many bytes of the sender's own memory (it may be
-  /// where `data` lies). False: it was not.
+  /// The same, and what these bytes become is written to `place`, as many bytes that the sender sees (it may be where
+  /// `data` lies). False: it was not.
   virtual bool consume_and_answer(uint64_t offset, std::span<const std::byte> data,
                                   std::byte* /*place*/) {
     consume(offset, data);
@@ -79,8 +79,8 @@ struct Completion {
 };
 
 /// Two messages of equal length that belong together: one whose bytes the receiver's sink turns into something, and a
-/// later one that brings that back. Where the receiver can write the sender's memory it does so at once, while all is in
-/// its cache, and the later message carries nothing.
+/// later one that brings that back. Where the receiver can write the sender's memory, or what the first came in, it does so
+/// at once, while all is in its cache, and the later message carries nothing.
 struct Answer {
   std::byte* place = nullptr;  ///< of the first: where its sender will receive the later one
   uint64_t given = 0;          ///< of the later one: Completion::answered of the first

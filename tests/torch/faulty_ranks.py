@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
 from paceline._torch.ddp import attachment_of
-from paceline.errors import PeerLostError, UnsupportedError
+from paceline.errors import PeerLostError, ResourceExhaustedError, UnsupportedError
 
 RANK = int(os.environ["RANK"])
 GLOO = ("killed_in_training", "killed_between_two_passes", "killed_in_a_collective_of_torchs_own")
@@ -79,9 +79,9 @@ def another_model_first():
         model(torch.rand(2, 3)).sum().backward()
 
 
-def killed_between_two_passes(passes=2):
+def killed_between_two_passes(passes=2, **arguments):
     """The others know of it before their hook hands over its first bucket."""
-    model = DistributedDataParallel(mlp(0))
+    model = DistributedDataParallel(mlp(0), **arguments)
     for step in range(passes):
         model.zero_grad()
         (model(batch(step, 5, 6)) ** 2).mean().backward()
@@ -100,6 +100,33 @@ def killed_between_two_passes(passes=2):
 def killed_as_buckets_are_made_anew():
     """As its second pass begins, DDP spreads the order of rank 0's gradients, from C++ by the script's own Gloo."""
     killed_between_two_passes(1)
+
+
+def killed_before_a_static_graphs_first_pass():
+    """Whose buckets DDP hands over when it has ended, beside a sum by the script's own Gloo that it waits for."""
+    killed_between_two_passes(0, static_graph=True)
+
+
+def one_bucket_fails_on_one_rank():
+    """The rest of its pass is not sent: the others would take it for what failed."""
+    model = DistributedDataParallel(mlp(0), bucket_cap_mb=0.0001)
+    failing = []
+    attachment = attachment_of(model)
+    submit = attachment.submit
+
+    def submits(*args):
+        if RANK == 1 and not failing:
+            failing.append(1)
+            raise ResourceExhaustedError("no memory, in this test")
+        if failing:
+            failing.append(1)
+        return submit(*args)
+
+    attachment.submit = submits
+    try:
+        (model(batch(0, 5, 6)) ** 2).mean().backward()
+    finally:
+        assert len(failing) <= 1, f"{len(failing) - 1} buckets were sent after one that failed"
 
 
 def killed_in_a_collective():

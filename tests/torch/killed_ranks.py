@@ -35,6 +35,17 @@ def until_killed(step):
         step(number)
 
 
+def until_heard():
+    """Of the victim's end."""
+    while True:
+        try:
+            [communicator] = core.open_communicators()
+            communicator.check_health()
+        except PeerLostError:
+            return
+        time.sleep(0.01)
+
+
 def training():
     model = DistributedDataParallel(mlp(0))
 
@@ -66,17 +77,21 @@ def beginnings():
     barrier = dist.distributed_c10d._store_based_barrier
 
     def later(*args, **kwargs):
-        while RANK != VICTIM:
-            try:
-                [communicator] = core.open_communicators()
-                communicator.check_health()
-            except PeerLostError:
-                return barrier(*args, **kwargs)
-            time.sleep(0.01)
+        if RANK != VICTIM:
+            until_heard()
+            barrier(*args, **kwargs)
 
     dist.distributed_c10d._store_based_barrier = later
     dist.init_process_group("paceline")
     until_killed(lambda number: None)
+
+
+def groups():
+    """The victim is known to be lost when the others make another group, through rank 0's store."""
+    if RANK == VICTIM:
+        until_killed(lambda number: None)
+    until_heard()
+    dist.new_group(backend="gloo")
 
 
 if WHAT != "beginnings":

@@ -29,6 +29,7 @@ def survivors(which, ranks=3, **extra):
         "killed_in_training",
         "killed_between_two_passes",
         "killed_as_buckets_are_made_anew",
+        "killed_before_a_static_graphs_first_pass",
         "killed_in_a_collective",
         "killed_in_a_collective_of_torchs_own",
         "killed_as_buffers_are_sent",
@@ -104,6 +105,13 @@ def test_gradients_that_come_in_another_order_are_named_on_all_ranks():
         assert report["kind"] == "MismatchError", everything
         assert "bucket 0 of model 0 (weight … bias)' (float32 [16])" in report["text"], report["text"]
         assert "bucket 0 of model 1 (weight)' (float32 [15])" in report["text"], report["text"]
+
+
+def test_one_bucket_that_fails_on_one_rank_is_the_error_there():
+    others, failed, everything = survivors("one_bucket_fails_on_one_rank")
+    assert failed["kind"] == "ResourceExhaustedError" and "in this test" in failed["text"], everything
+    for report in others:
+        assert report["kind"] in ("PeerLostError", "AbortedError"), everything
 
 
 def test_dtypes_that_differ_are_named_on_all_ranks():

@@ -15,6 +15,7 @@ CASES = [
     ("buffers", 0, {}),
     ("collectives", 0, NODES),
     ("broadcasts", 0, NODES),
+    ("groups", 0, {}),
     ("beginnings", 0, {"TORCH_DIST_INIT_BARRIER": "1"}),
 ]
 

@@ -3,6 +3,7 @@
 import weakref
 
 import torch.distributed as dist
+from torch.futures import Future
 
 from paceline import communicator as core
 from paceline._torch.delayed import DelayedBuckets
@@ -36,6 +37,7 @@ class Attachment:
         self.endpoint = endpoint
         self.delegate = None
         self.join_work = None
+        self.failure = None  # of the pass under way, where it is told as that ends: nothing more of it is sent
         self.overlap = None  # optimizer.py's, where an optimizer asked for it
         self._layouts = {}
         self._keys = {}
@@ -90,6 +92,19 @@ class Attachment:
     def failed(self, error, buffer):
         """What the hook returns, or raises, where the job has failed before this bucket."""
         raise error
+
+    def is_rest_of_failed_pass(self, bucket):
+        """Whether the bucket is of the pass whose failure is kept; a new pass forgets that."""
+        if bucket.index() == 0:
+            self.failure = None
+        return self.failure is not None
+
+    @staticmethod
+    def completed(buffer):
+        """A future that holds the buffer, of a model on the CPU."""
+        future = Future()
+        future.set_result(buffer)
+        return future
 
     def parameter_names(self):
         """{id of a parameter: its name in the wrapped module}"""

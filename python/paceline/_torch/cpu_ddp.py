@@ -19,6 +19,7 @@ from paceline.errors import PacelineError
 
 #: -1 where no backward pass runs; torch 1 does not tell.
 _backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_KEEPS_TYPES = hasattr(torch, "compile")  # of what a hook raises: torch 2
 _SLACK = 0.002  # seconds; below, the network is as fast as the backward pass
 
 
@@ -80,7 +81,11 @@ class CpuAttachment(Attachment):
         return future
 
     def failed(self, error, buffer):
-        """See Attachment. From a hook, torch 1 hands on a RuntimeError with the text; from its end it is the error."""
+        """See Attachment. Of what a hook raises in a backward pass torch 1 makes a RuntimeError with the text; what ends
+        the pass keeps its type.
+        """
+        if _KEEPS_TYPES or self._starts_all_at_its_end():
+            raise error
 
         def tell():
             raise error
@@ -89,9 +94,8 @@ class CpuAttachment(Attachment):
             torch.autograd.Variable._execution_engine.queue_callback(tell)
         except RuntimeError:  # not in a backward pass
             raise error from None
-        future = Future()
-        future.set_result(buffer)
-        return future
+        self.failure = error
+        return self.completed(buffer)
 
     def prepare(self, buffer, segments, name):
         """The call that averages a bucket's buffer in place, for submit()."""

@@ -52,6 +52,8 @@ def paceline_hook(state, bucket):
         hook, hook_state = state.delegate
         return hook(hook_state, bucket)
     bucket = state.numbered(bucket)
+    if state.failure is not None and state.is_rest_of_failed_pass(bucket):
+        return state.completed(bucket.buffer())
     try:
         if state.overlap is not None:
             return state.overlap.take(bucket)

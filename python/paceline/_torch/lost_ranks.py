@@ -63,7 +63,8 @@ def naming():
 def patch():
     """For all of torch's collectives. They stay the functions that they are, for torch.compile knows them by that."""
     logger = getattr(dist, "c10d_logger", None)
-    _wrap("new_group")  # no torch logs its exceptions
+    # No torch logs new_group()'s exceptions; other modules of torch 2 have that function from before.
+    _wrap("_new_group_with_tag" if hasattr(dist.distributed_c10d, "_new_group_with_tag") else "new_group")
     if not hasattr(logger, "_get_msg_dict"):
         for name in _UNLOGGED:
             _wrap(name)

@@ -103,7 +103,9 @@ void Conversation::fill_offer(Queued& queued) {
   }
   if (!offset) {
     // Two copies through the caches, which bring the answer as well, for two that the system makes page by page.
-    if (queued.answer.place != nullptr && make_slots()) header.flag = OfferFlag::kAnswerInPieces;
+    // (Short ones may go another way than what answers them.)
+    if (queued.answer.place != nullptr && data.size() > shared_.options.eager_limit && make_slots())
+      header.flag = OfferFlag::kAnswerInPieces;
     return;
   }
   if (!link_->announce(arena)) return;

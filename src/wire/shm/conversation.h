@@ -3,7 +3,7 @@
 //
 // Short messages are copied into the ring ("eager") as long as the peer has room for messages that
 // find no receive yet. Longer ones are offered; the receiver pulls them when it has both the offer
-// and the receive, by the first way that works:
+// and the receive, by the first way that works (pieces before memory, where an answer is wanted):
 //   arena    the bytes lie in memory that the receiver maps: it reads them in place
 //   memory   it reads the sender's private memory, chunk by chunk while it is warm
 //   pieces   it asks the sender to copy them out, piece by piece, through slots of the sender's
@@ -11,8 +11,9 @@
 //            through the ring where there is none
 // and then says that it has taken them.
 //
-// A message out of the arena may ask for an answer (channel.h) in the arena: the receiver writes it as it reads. The later
-// message is an offer that says so, and where; a receive for that very place is complete then.
+// A message out of the arena may ask for an answer (channel.h) in the arena: the receiver writes it as it reads. One out of
+// private memory may ask for it in the slots that bring its pieces, and its sender copies it out of them. The later message is
+// an offer that says so, and where; a receive for that very place is complete then.
 //
 // A receive may also hold a message out of the arena (channel.h): it is complete at once, and read and told as taken later.
 #pragma once

@@ -156,6 +156,59 @@ TEST(Scarcity, WithoutDescriptorsSharedBuffersAreCopied) {
   }
 }
 
+/// Answers with what it got, turned round.
+class Inverter final : public Sink {
+ public:
+  explicit Inverter(std::size_t bytes) : data(bytes) {}
+  void consume(uint64_t offset, std::span<const std::byte> piece) override {
+    std::copy(piece.begin(), piece.end(), data.begin() + static_cast<std::ptrdiff_t>(offset));
+  }
+  bool consume_and_answer(uint64_t offset, std::span<const std::byte> piece,
+                          std::byte* place) override {
+    consume(offset, piece);
+    std::transform(piece.begin(), piece.end(), place, [](std::byte b) { return ~b; });
+    return true;
+  }
+  std::vector<std::byte> data;
+};
+
+// Who can't map the slots that would bring private memory, and its answer back, reads it as if none were wanted.
+TEST(Scarcity, WithoutDescriptorsNoAnswerComesInSlots) {
+  for (const bool vm_read : {true, false}) {
+    run_ranks(
+        2,
+        [&](Node& node) {
+          std::byte word[8]{};
+          std::byte back[8]{};
+          node.channel->send(1 - node.rank, 7, 1, word, 1);
+          node.channel->receive(1 - node.rank, 7, 1, {back, nullptr, 8}, 2);
+          EXPECT_TRUE(node.wait(1).status.is_ok());
+          EXPECT_TRUE(node.wait(2).status.is_ok());
+          node.meet();
+          std::optional<paceline::testing::NoDescriptors> none;
+          if (node.rank == 1) none.emplace();
+          node.meet();
+          const auto content = pattern(kLong, 3);
+          if (node.rank == 0) {
+            auto data = content;
+            node.channel->send_with_answer(1, 40, 1, data, 5, {data.data(), 0});
+            EXPECT_TRUE(node.wait(5).status.is_ok());
+            EXPECT_EQ(data, content);
+          } else {
+            Inverter sink(kLong);
+            node.channel->receive(0, 40, 1, {nullptr, &sink, kLong}, 5);
+            const auto taken = node.wait(5);
+            EXPECT_TRUE(taken.status.is_ok()) << taken.status.to_string();
+            EXPECT_EQ(taken.answered, 0U);
+            EXPECT_EQ(sink.data, content);
+          }
+          node.meet();
+          EXPECT_TRUE(node.losses.empty());
+        },
+        [&](ShmOptions& o) { o.use_vm_read = vm_read; });
+  }
+}
+
 // UBSan opens a pipe to look at an object's type, and fails the process where it gets none.
 #if defined(__has_feature)
 #if __has_feature(undefined_behavior_sanitizer)
