@@ -81,7 +81,7 @@ class CpuAttachment(Attachment):
         return future
 
     def failed(self, error, buffer):
-        """See Attachment. Of what a hook raises in a backward pass torch 1 makes a RuntimeError with the text; what ends
+        """See Attachment. Torch 1 makes a RuntimeError with the text of what a hook raises in a backward pass; what ends
         the pass keeps its type.
         """
         if _KEEPS_TYPES or self._starts_all_at_its_end():
