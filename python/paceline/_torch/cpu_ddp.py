@@ -81,8 +81,8 @@ class CpuAttachment(Attachment):
         return future
 
     def failed(self, error, buffer):
-        """See Attachment. What a hook raises in a backward pass is a RuntimeError with its text on torch 1; what the end of
-        the pass raises keeps its type.
+        """See Attachment. What a hook raises in a backward pass is a RuntimeError with its text on torch 1; what the
+        end of the pass raises keeps its type.
         """
         if _KEEPS_TYPES or self._starts_all_at_its_end():
             raise error
