@@ -38,11 +38,13 @@ int usable_cores() {
 
 int machine_cores() { return static_cast<int>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN))); }
 
+bool have_cores_apart(int ranks, int usable, int machine) {
+  return static_cast<int64_t>(usable) * ranks <= machine;
+}
+
 int fitting_codec_threads(int ranks, int usable, int machine) {
   const int all = std::max(ranks, 1);
-  const bool apart =
-      static_cast<int64_t>(usable) * all <= machine;  // bound, or in containers of their own
-  return std::clamp((apart ? usable : usable / all) / 2, 1, 4);
+  return std::clamp((have_cores_apart(all, usable, machine) ? usable : usable / all) / 2, 1, 4);
 }
 
 }  // namespace paceline

@@ -38,8 +38,8 @@ RunnerOptions runner_options_for(int local_size, int sharing) {
   options.yield = local_size >= usable_cores();
   const int all = std::max(local_size, sharing);
   const int usable = usable_cores();
-  const bool apart = static_cast<int64_t>(usable) * all <= machine_cores();  // each has its own
-  options.callers_yield = options.yield || (all >= usable && !apart);
+  options.callers_yield =
+      options.yield || (all >= usable && !have_cores_apart(all, usable, machine_cores()));
   return options;
 }
 

@@ -245,6 +245,26 @@ class Late final : public Sink {
   std::atomic<uint64_t>& written_;
 };
 
+/// Rank 0: stands still as it answers, and hears later that rank 1 has given up.
+void answer_late(Node& node) {
+  node.board.flags[0].store(static_cast<uint64_t>(::getpid()));
+  Late sink(node.board.flags[1]);
+  node.channel->receive(1, 1, 0, {nullptr, &sink, kLong}, 1);
+  EXPECT_EQ(node.wait(1).status.code(), Code::kAborted);
+  EXPECT_EQ(node.board.flags[1].load(), 1U) << "it was not asked for an answer";
+}
+
+/// Rank 1: gives up when rank 0 stands still.
+void give_up(Node& node, pid_t& other) {
+  node.sleepy = false;
+  ASSERT_TRUE(node.until([&] { return node.board.flags[0].load() != 0; }));
+  other = static_cast<pid_t>(node.board.flags[0].load());
+  ASSERT_TRUE(node.until([&] { return is_stopped(other); }));
+  node.channel->abort(Status(Code::kTimeout, "rank 0 is silent"));
+  node.step();
+  EXPECT_EQ(node.wait(1).status.message(), "rank 0 is silent");
+}
+
 class LateAnswer : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Each, LateAnswer, ::testing::Values(false, true), [](const auto& info) {
   return std::string(info.param ? "exchanged" : "allocated");
@@ -255,11 +275,7 @@ TEST_P(LateAnswer, DoesNotAppearInItsOwnersMemory) {
   run_ranks(2, [](Node& node) {
     talk(node, 1 - node.rank, 9);
     if (node.rank == 0) {
-      node.board.flags[0].store(static_cast<uint64_t>(::getpid()));
-      Late sink(node.board.flags[1]);
-      node.channel->receive(1, 1, 0, {nullptr, &sink, kLong}, 1);
-      EXPECT_EQ(node.wait(1).status.code(), Code::kAborted);
-      EXPECT_EQ(node.board.flags[1].load(), 1U) << "it was not asked for an answer";
+      answer_late(node);
       node.meet();
       return;
     }
@@ -280,13 +296,8 @@ TEST_P(LateAnswer, DoesNotAppearInItsOwnersMemory) {
     Answer answer;
     answer.place = part;
     node.channel->send_with_answer(0, 1, 0, {part, kLong}, 1, answer);
-    node.sleepy = false;
-    ASSERT_TRUE(node.until([&] { return node.board.flags[0].load() != 0; }));
-    const auto other = static_cast<pid_t>(node.board.flags[0].load());
-    ASSERT_TRUE(node.until([&] { return is_stopped(other); }));
-    node.channel->abort(Status(Code::kTimeout, "rank 0 is silent"));
-    node.step();
-    EXPECT_EQ(node.wait(1).status.message(), "rank 0 is silent");
+    pid_t other = 0;
+    ASSERT_NO_FATAL_FAILURE(give_up(node, other));
     EXPECT_TRUE(std::equal(original.begin(), original.end(), all));
     EXPECT_FALSE(arena.offset_of(part, kLong).has_value());
     std::memset(all, 0xa5, kAll);
@@ -304,11 +315,7 @@ TEST(LateAnswer, DoesNotAppearInPrivateMemory) {
   run_ranks(2, [](Node& node) {
     talk(node, 1 - node.rank, 9);
     if (node.rank == 0) {
-      node.board.flags[0].store(static_cast<uint64_t>(::getpid()));
-      Late sink(node.board.flags[1]);
-      node.channel->receive(1, 1, 0, {nullptr, &sink, kLong}, 1);
-      EXPECT_EQ(node.wait(1).status.code(), Code::kAborted);
-      EXPECT_EQ(node.board.flags[1].load(), 1U) << "it was not asked for an answer";
+      answer_late(node);
       node.meet();
       node.meet();
       return;
@@ -317,13 +324,8 @@ TEST(LateAnswer, DoesNotAppearInPrivateMemory) {
     Answer answer;
     answer.place = data.data();
     node.channel->send_with_answer(0, 1, 0, data, 1, answer);
-    node.sleepy = false;
-    ASSERT_TRUE(node.until([&] { return node.board.flags[0].load() != 0; }));
-    const auto other = static_cast<pid_t>(node.board.flags[0].load());
-    ASSERT_TRUE(node.until([&] { return is_stopped(other); }));
-    node.channel->abort(Status(Code::kTimeout, "rank 0 is silent"));
-    node.step();
-    EXPECT_EQ(node.wait(1).status.message(), "rank 0 is silent");
+    pid_t other = 0;
+    ASSERT_NO_FATAL_FAILURE(give_up(node, other));
     EXPECT_EQ(data, pattern(kLong, 5));
     std::fill(data.begin(), data.end(), std::byte{0xa5});
     ::kill(other, SIGCONT);

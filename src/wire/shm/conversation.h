@@ -201,9 +201,9 @@ class Conversation {
   std::unordered_map<uint64_t, Pull> piecewise_;  ///< pushed by the peer
   std::deque<Copy> copies_;                       ///< pushed by this side
   std::unordered_map<uint64_t, Held> held_;       ///< by the offer's number
-  std::unordered_map<uint64_t, Answered>
-      answers_;           ///< by the question's number: they came in slots
-  std::size_t open_ = 0;  ///< of these
+  std::size_t open_ = 0;                          ///< of these
+  /// By the question's number: what came in slots.
+  std::unordered_map<uint64_t, Answered> answers_;
   std::vector<Slot> slots_;
   bool slots_tried_ = false;
   bool access_ended_ =

@@ -102,6 +102,19 @@ TEST(Scarcity, AFileSizeLimitEndsNoProcess) {
       });
 }
 
+/// Connected by a short message, with nothing of the arena gone over yet; then rank 1 has no descriptor left.
+void connect_without(std::optional<paceline::testing::NoDescriptors>& none, Node& node) {
+  std::byte word[8]{};
+  std::byte back[8]{};
+  node.channel->send(1 - node.rank, 7, 1, word, 1);
+  node.channel->receive(1 - node.rank, 7, 1, {back, nullptr, 8}, 2);
+  EXPECT_TRUE(node.wait(1).status.is_ok());
+  EXPECT_TRUE(node.wait(2).status.is_ok());
+  node.meet();
+  if (node.rank == 1) none.emplace();
+  node.meet();
+}
+
 // The peer's arena is announced when it is first used: on a rank that can't take its descriptor all goes another way.
 TEST(Scarcity, WithoutDescriptorsSharedBuffersAreCopied) {
   for (const bool from_arena : {true, false}) {
@@ -109,17 +122,8 @@ TEST(Scarcity, WithoutDescriptorsSharedBuffersAreCopied) {
       run_ranks(
           2,
           [&](Node& node) {
-            // Connected by a short message: nothing of the arena has gone over yet.
-            std::byte word[8]{};
-            std::byte back[8]{};
-            node.channel->send(1 - node.rank, 7, 1, word, 1);
-            node.channel->receive(1 - node.rank, 7, 1, {back, nullptr, 8}, 2);
-            EXPECT_TRUE(node.wait(1).status.is_ok());
-            EXPECT_TRUE(node.wait(2).status.is_ok());
-            node.meet();
             std::optional<paceline::testing::NoDescriptors> none;
-            if (node.rank == 1) none.emplace();
-            node.meet();
+            connect_without(none, node);
             // Several at once, so that pieces of one come between those of another.
             std::vector<std::byte*> out(3);
             std::vector<std::vector<std::byte>> in(3);
@@ -178,16 +182,8 @@ TEST(Scarcity, WithoutDescriptorsNoAnswerComesInSlots) {
     run_ranks(
         2,
         [&](Node& node) {
-          std::byte word[8]{};
-          std::byte back[8]{};
-          node.channel->send(1 - node.rank, 7, 1, word, 1);
-          node.channel->receive(1 - node.rank, 7, 1, {back, nullptr, 8}, 2);
-          EXPECT_TRUE(node.wait(1).status.is_ok());
-          EXPECT_TRUE(node.wait(2).status.is_ok());
-          node.meet();
           std::optional<paceline::testing::NoDescriptors> none;
-          if (node.rank == 1) none.emplace();
-          node.meet();
+          connect_without(none, node);
           const auto content = pattern(kLong, 3);
           if (node.rank == 0) {
             auto data = content;
