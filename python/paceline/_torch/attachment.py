@@ -99,13 +99,6 @@ class Attachment:
             self.failure = None
         return self.failure is not None
 
-    @staticmethod
-    def completed(buffer):
-        """A future that holds the buffer, of a model on the CPU."""
-        future = Future()
-        future.set_result(buffer)
-        return future
-
     def parameter_names(self):
         """{id of a parameter: its name in the wrapped module}"""
         return self._names
@@ -132,6 +125,13 @@ class Attachment:
                 segments = core.segment_array([(self._keys[id(p)], 0, p.numel()) for p in parameters])
             self._layouts[key] = (segments, f"bucket {bucket.index()} of model {self.model} ({span})")
         return self._layouts[key]
+
+
+def completed(buffer):
+    """A future that holds a buffer on the CPU."""
+    future = Future()
+    future.set_result(buffer)
+    return future
 
 
 def first_tensor(work):

@@ -7,9 +7,8 @@ import contextlib
 import time
 
 import torch
-from torch.futures import Future
 
-from paceline._torch.attachment import average_by_process_group
+from paceline._torch.attachment import average_by_process_group, completed
 from paceline._torch.bucket_order import of_first_rank
 
 #: Bytes of gradients under way at a time, at least: two buckets of the usual size.
@@ -131,9 +130,7 @@ class CpuCarrier(Carrier):
         return True
 
     def completed(self, buffer):
-        future = Future()
-        future.set_result(buffer)
-        return future
+        return completed(buffer)
 
     def there(self, operation):
         return self._communicator.test(operation)

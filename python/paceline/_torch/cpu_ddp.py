@@ -13,7 +13,7 @@ from torch.futures import Future
 
 from paceline import communicator as core
 from paceline._torch import shared_pages
-from paceline._torch.attachment import Attachment, average_by_process_group, first_tensor
+from paceline._torch.attachment import Attachment, average_by_process_group, completed, first_tensor
 from paceline._torch.dtypes import flat_view
 from paceline.errors import PacelineError
 
@@ -69,8 +69,7 @@ class CpuAttachment(Attachment):
             self.endpoint.communicator.give_way(op, self._waited / 2)
         if self._looked_at_late:
             if known.future is None:
-                known.future = Future()
-                known.future.set_result(buffer)
+                known.future = completed(buffer)
             self._running.append((op, None, buffer, known))
             future = known.future
         else:
@@ -95,7 +94,7 @@ class CpuAttachment(Attachment):
         except RuntimeError:  # not in a backward pass
             raise error from None
         self.failure = error
-        return self.completed(buffer)
+        return completed(buffer)
 
     def prepare(self, buffer, segments, name):
         """The call that averages a bucket's buffer in place, for submit()."""

@@ -15,6 +15,7 @@ from torch.distributed.utils import _sync_module_states
 
 from paceline import _state
 from paceline._torch import buckets, cpu_ddp, cuda, cuda_ddp, endpoints, lost_ranks, overlap, residuals, same_model
+from paceline._torch.attachment import completed
 from paceline._torch.start_lines import say_once
 from paceline.errors import PacelineError, UnsupportedError
 
@@ -53,7 +54,7 @@ def paceline_hook(state, bucket):
         return hook(hook_state, bucket)
     bucket = state.numbered(bucket)
     if state.failure is not None and state.is_rest_of_failed_pass(bucket):
-        return state.completed(bucket.buffer())
+        return completed(bucket.buffer())
     try:
         if state.overlap is not None:
             return state.overlap.take(bucket)
