@@ -176,6 +176,14 @@ class Inverter final : public Sink {
   std::vector<std::byte> data;
 };
 
+// UBSan opens a pipe to look at an object's type, and fails the process where it gets none.
+#if defined(__has_feature)
+#if __has_feature(undefined_behavior_sanitizer)
+#define PACELINE_TEST_NEEDS_DESCRIPTORS 1
+#endif
+#endif
+
+#ifndef PACELINE_TEST_NEEDS_DESCRIPTORS
 // Who can't map the slots that would bring private memory, and its answer back, reads it as if none were wanted.
 TEST(Scarcity, WithoutDescriptorsNoAnswerComesInSlots) {
   for (const bool vm_read : {true, false}) {
@@ -205,14 +213,6 @@ TEST(Scarcity, WithoutDescriptorsNoAnswerComesInSlots) {
   }
 }
 
-// UBSan opens a pipe to look at an object's type, and fails the process where it gets none.
-#if defined(__has_feature)
-#if __has_feature(undefined_behavior_sanitizer)
-#define PACELINE_TEST_NEEDS_DESCRIPTORS 1
-#endif
-#endif
-
-#ifndef PACELINE_TEST_NEEDS_DESCRIPTORS
 // However few descriptors a rank has left, its messages come, or both hear why not.
 TEST(Scarcity, ConnectingWithFewDescriptorsWorksOrIsNamed) {
   for (int spare = 0; spare < 10; ++spare) {
