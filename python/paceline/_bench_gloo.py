@@ -1,9 +1,9 @@
 """The peer of `paceline bench --vs gloo`: torch.distributed on Gloo, one process beside each rank.
 
 Started by the bench as `python _bench_gloo.py RANK SIZE NODES`; it imports nothing of this package. Rank 0 writes
-the address of the group's store, all read it back and answer "ready THREADS": how many torch computes with. Then
-each line on standard input is an order ({"operation", "bytes", "dtype", "iterations"}), answered by a line with the
-seconds that each operation took here, or {"error": sentence}. It ends with its input.
+the address of the group's store, all read it back and answer "ready". Then each line on standard input is an order
+({"operation", "bytes", "dtype", "iterations", "threads"}), answered by a line: {"seconds", "threads"}, what each
+operation took here and how many threads torch computed with, or {"error": sentence}. It ends with its input.
 """
 
 import json
@@ -42,6 +42,7 @@ _RENEW = 8
 
 
 def _measure(dist, torch, order, buffers):
+    torch.set_num_threads(order["threads"])
     refill, run = _operation(dist, torch, order, buffers)
     one_way = order["operation"] == "broadcast"
     times = []
@@ -54,7 +55,7 @@ def _measure(dist, torch, order, buffers):
         begin = time.perf_counter()
         run()
         times.append(time.perf_counter() - begin)
-    return times
+    return {"seconds": times, "threads": torch.get_num_threads()}
 
 
 def main():
@@ -80,7 +81,7 @@ def main():
     if store is None:
         store = dist.TCPStore(host, int(port), size, False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    answer(f"ready {torch.get_num_threads()}")
+    answer("ready")
     buffers = {}
     for line in sys.stdin:
         try:

@@ -1,8 +1,10 @@
 #include "base/settings.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <map>
+
 #include "base/testing/variables.h"
 
 namespace paceline {
@@ -78,8 +80,11 @@ TEST(Settings, ContradictionsNameBothVariables) {
   auto e = error_of({{"LIGHT_TOPK_ALLREDUCE", "1"}, {"PERSEUS_ALLREDUCE_DTYPE", "0"}});
   EXPECT_TRUE(contains(e, "LIGHT_TOPK_ALLREDUCE")) << e;
   EXPECT_TRUE(contains(e, "PERSEUS_ALLREDUCE_DTYPE")) << e;
-  e = error_of({{"LIGHT_TOPK_ALLREDUCE", "1"}, {"PACELINE_ALGORITHM", "ring"}});
-  EXPECT_TRUE(contains(e, "PACELINE_ALGORITHM")) << e;
+  for (const char* plan : {"ring", "doubling", "tree", "direct"}) {
+    e = error_of({{"LIGHT_TOPK_ALLREDUCE", "1"}, {"PACELINE_ALGORITHM", plan}});
+    EXPECT_TRUE(contains(e, "LIGHT_TOPK_ALLREDUCE") && contains(e, "PACELINE_ALGORITHM")) << e;
+    EXPECT_TRUE(contains(e, fmt::format("the plan '{}'", plan))) << e;
+  }
   e = error_of({{"PACELINE_SECRET", "0123456789abcdef"}, {"PACELINE_SECRET_FILE", "/x"}});
   EXPECT_TRUE(contains(e, "PACELINE_SECRET_FILE")) << e;
   e = error_of({{"PACELINE_ALGORITHM", "sparse"}});
@@ -104,8 +109,10 @@ TEST(Settings, WordsAreReadWithoutCase) {
 
 TEST(Settings, APlanThatCarriesNoCodecIsNamedBesideOne) {
   for (const char* plan : {"doubling", "tree"}) {
-    auto text = error_of({{"PACELINE_ALGORITHM", plan}, {"PACELINE_CODEC", "fp16"}});
-    EXPECT_TRUE(contains(text, "PACELINE_ALGORITHM") && contains(text, "PACELINE_CODEC")) << text;
+    for (const char* codec : {"fp16", "bf16"}) {
+      auto text = error_of({{"PACELINE_ALGORITHM", plan}, {"PACELINE_CODEC", codec}});
+      EXPECT_TRUE(contains(text, "PACELINE_ALGORITHM") && contains(text, "PACELINE_CODEC")) << text;
+    }
     EXPECT_EQ(error_of({{"PACELINE_ALGORITHM", plan}}), "");
   }
 }

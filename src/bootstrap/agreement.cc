@@ -12,13 +12,13 @@ bool every_rank_selects(const Settings& settings) {
 SettingTexts agreed_settings(const Settings& settings) {
   SettingTexts texts;
   for (const char* name : {"codec", "codec_scope", "algorithm", "wire", "wire_threads",
-                           "sparse_rows", "node_gather", "node_reduce"})
+                           "sparse_rows", "node_gather", "node_reduce", "fusion_buckets"})
     texts[name] = settings.text(name);
   for (const char* name : {"inner_size", "hierarchical_threshold", "lanes", "piece_bytes",
-                           "topk_threshold", "flows", "node_ctas"}) {
+                           "topk_threshold", "flows", "node_ctas", "fusion_threshold"}) {
     texts[name] = std::to_string(settings.integer(name));
   }
-  for (const char* name : {"topk_ratio", "gradient_scale"}) {
+  for (const char* name : {"topk_ratio", "topk_momentum", "gradient_scale"}) {
     texts[name] = fmt::format("{}", settings.number(name));
   }
   texts["topk_fp16"] = settings.flag("topk_fp16") ? "1" : "0";

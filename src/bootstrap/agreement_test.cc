@@ -3,6 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <string>
+
 #include "base/testing/variables.h"
 
 namespace paceline::bootstrap {
@@ -53,6 +58,45 @@ TEST(AgreedSettings, TheSameByOtherVariablesIsTheSame) {
             "");
   EXPECT_EQ(said_between({{"LIGHT_TOPK_RATIO", "0.050"}}, {{"PACELINE_TOPK_RATIO", "0.05"}}), "");
   EXPECT_NE(said_between({{"LIGHT_TOPK_RATIO", "0.05"}}, {{"LIGHT_TOPK_RATIO", "0.01"}}), "");
+}
+
+// What they decide on every rank by itself has to come out the same everywhere.
+TEST(AgreedSettings, EachThatRanksDecideByIsCompared) {
+  const std::map<std::string, std::string> decided = {
+      {"codec_scope", "everywhere"},
+      {"algorithm", "two_level"},
+      {"wire", "tcp"},
+      {"wire_threads", "2"},
+      {"sparse_rows", "off"},
+      {"node_gather", "nccl"},
+      {"node_reduce", "nccl"},
+      {"fusion_buckets", "8"},
+      {"inner_size", "2"},
+      {"lanes", "3"},
+      {"piece_bytes", "65536"},
+      {"topk_threshold", "5"},
+      {"flows", "3"},
+      {"node_ctas", "4"},
+      {"fusion_threshold", "8388608"},
+      {"topk_ratio", "0.5"},
+      {"topk_momentum", "0.9"},
+      {"gradient_scale", "2"},
+      {"topk_fp16", "1"},
+      {"hierarchical_threshold", "4"},
+  };
+  for (const auto& [name, value] : decided) {
+    std::string variable = "PACELINE_" + name;
+    std::transform(variable.begin(), variable.end(), variable.begin(),
+                   [](unsigned char c) { return std::toupper(c); });
+    Variables other = kOwn;
+    other[variable] = value;
+    const auto text = said_between(kOwn, other);
+    EXPECT_NE(text.find(name + " is '"), std::string::npos) << variable << ": " << text;
+    EXPECT_NE(text.find("' on rank 1"), std::string::npos) << text;
+  }
+  auto compared = agreed_settings(load(kOwn));
+  compared.erase("codec");
+  EXPECT_EQ(compared.size(), decided.size());
 }
 
 }  // namespace

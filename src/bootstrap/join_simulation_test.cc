@@ -124,6 +124,7 @@ TEST(JoinSimulation, AThousandRanksInLogarithmicRounds) {
     Simulation simulation(size, options);
     ASSERT_TRUE(simulation.run());
     std::size_t most_sessions = 0;
+    uint64_t most_bytes = 0;
     for (Rank r = 0; r < size; ++r) {
       ASSERT_TRUE(simulation[r].machine->status().is_ok())
           << simulation[r].machine->status().message();
@@ -134,9 +135,13 @@ TEST(JoinSimulation, AThousandRanksInLogarithmicRounds) {
       // Memory a rank: its table (n entries) and a connection a tree neighbour, whatever the size.
       EXPECT_LE(simulation[r].channel->session_count(), 5U);
       most_sessions = std::max(most_sessions, simulation[r].channel->session_count());
+      const auto counters = simulation[r].channel->counters();
+      most_bytes = std::max(most_bytes, counters.payload_sent + counters.payload_received);
       ASSERT_EQ(simulation[r].channel->session_count(),
                 tree_neighbours(r, size).children.size() + (r > 0 ? 1U : 0U));
     }
+    // The table, of some 52 bytes a member here, to or from each of at most five neighbours: what a rank can hold.
+    EXPECT_LE(most_bytes, 300U * static_cast<uint64_t>(size));
     // A record a rank is put; a get a rank finds its parent, some more look for a failure.
     EXPECT_EQ(simulation.space().puts, static_cast<uint64_t>(size));
     EXPECT_LE(simulation.space().gets, 8U * static_cast<uint64_t>(size));
@@ -147,6 +152,8 @@ TEST(JoinSimulation, AThousandRanksInLogarithmicRounds) {
     RecordProperty("microseconds_" + std::to_string(size),
                    static_cast<int>(simulation.finished_at() / kMicrosecond));
     RecordProperty("sessions_" + std::to_string(size), static_cast<int>(most_sessions));
+    RecordProperty("bytes_a_member_" + std::to_string(size),
+                   static_cast<int>(most_bytes / static_cast<uint64_t>(size)));
   }
   EXPECT_GT(small, 0);
 }

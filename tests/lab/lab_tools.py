@@ -155,5 +155,10 @@ def transfer(*flags: str, count: int, flows: int = 1, timeout: float = 60) -> li
         "--quiet", "--no-calibration", *flags, command=python(TRANSFER, str(count), str(flows)), timeout=timeout
     )
     assert done.returncode == 0, done.stderr
+    return rows_of(done)
+
+
+def rows_of(done) -> list[dict]:
+    """What the ranks of a lab printed as JSON, by rank."""
     rows = [json.loads(line.split("] ", 1)[1]) for line in done.stdout.splitlines() if line.startswith("[")]
     return sorted(rows, key=lambda row: row["rank"])

@@ -10,7 +10,18 @@ import subprocess
 import sys
 
 import pytest
-from lab_tools import lab_command, python, report_of, run_lab, start_time, traces_of, transfer, wait_until
+from lab_tools import (
+    TRANSFER,
+    lab_command,
+    python,
+    report_of,
+    rows_of,
+    run_lab,
+    start_time,
+    traces_of,
+    transfer,
+    wait_until,
+)
 from presence import measured
 
 MSS, FRAME = 1448, 1514  # TCP with time stamps at MTU 1500
@@ -178,6 +189,29 @@ def test_bytes_match_a_known_transfer():
         assert least <= row["down"] <= least * 1.045
         data_only = row["up"] - (row["packets"] - count / MSS) * 66
         assert data_only == pytest.approx(least, rel=0.02)
+
+
+def test_what_the_command_sent_stands_in_the_table_and_the_report(tmp_path):
+    """And nothing of the calibration before it, which is several times as much."""
+    path, count = tmp_path / "lab.json", 4_000_000
+    least = count / MSS * FRAME
+    flags = ("--nodes", "2", "--rate", "1gbit", "--json", str(path))
+    done = run_lab(*flags, command=python(TRANSFER, str(count), "1"), timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(rows_of(done)) == 2
+    links = report_of(path)["links"]
+    assert [link["node"] for link in links] == [0, 1]
+    cell = r"([\d.]+) +[\d.]+ [kMG]b/s"
+    table = re.findall(rf"^lab: node(\d) +{cell} +{cell} +(\d+)$", done.stderr, re.MULTILINE)
+    assert [int(row[0]) for row in table] == [0, 1], done.stderr
+    for link, (_, *shown, dropped) in zip(links, table, strict=True):
+        for direction, megabytes in zip(("up", "down"), shown, strict=True):
+            sent = link[direction]["bytes"]
+            # Beside it acknowledgements, as above, the connections' begin and end, and the kernel's own packets.
+            assert least <= sent <= least * 1.045 + 20_000
+            assert float(megabytes) == pytest.approx(sent / 1e6, abs=0.00051)
+            assert link[direction]["packets"] >= count / MSS
+        assert int(dropped) == link["up"]["drops"] + link["down"]["drops"]
 
 
 def test_a_transfer_takes_the_time_that_the_line_allows():

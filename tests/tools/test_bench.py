@@ -50,6 +50,7 @@ def free_port():
 def ranks(size, *words, out=None):
     """`size` ranks told who they are as torchrun tells them. (exit codes, standard output, standard error)."""
     common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common["PACELINE_PORT"] = free_port()  # not the usual one: other tests run beside these
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as err:
         processes = []
         try:
@@ -219,6 +220,17 @@ def test_a_line_names_the_codec_that_the_settings_gave(tmp_path):
     assert row["codec"] == "none"
 
 
+@in_a_lab
+def test_the_peer_has_as_many_threads_as_we_have(tmp_path):
+    pytest.importorskip("torch")
+    words = ("--bytes", "4KiB,1MiB", "--iterations", 2, "--turns", 1, "--codec", "settings")
+    words += ("--vs", "gloo", "--python", sys.executable)
+    settings = {"PACELINE_CODEC": "topk", "PACELINE_CODEC_THREADS": "2"}
+    rows, table = table_in_a_lab(tmp_path / "lines.json", *words, **settings)
+    assert [(row.get("peer"), row["threads"]) for row in rows] == [(None, 1), ("gloo", 1), (None, 2), ("gloo", 2)]
+    assert "threads:" not in table
+
+
 def test_a_plan_is_shown_and_nothing_is_run():
     """Of more bytes than there is memory, too, and no longer than was asked for."""
     codes, out, err = ranks(3, "allreduce", "--plan", "--bytes", "256GiB,48", "--steps", 5, "--rank", 1)
@@ -256,8 +268,8 @@ def test_a_plan_is_shown_with_every_links_bytes_and_their_time():
     assert time == pytest.approx(busiest * 8e6 / 1e8 * 1e3 + 2 * latency / 1e3, rel=1e-4)
 
 
-#: Stands in for Python with torch: answers every order with a millisecond an operation (two on rank 1), and keeps what
-#: the order was and what the links had carried when it came.
+#: Stands in for Python with torch: answers every order with a millisecond an operation (two on rank 1), by three
+#: threads whatever it is told, and keeps what the order was and what the links had carried when it came.
 PEER = """
 import json, os, sys
 sys.path.insert(0, {folder!r})
@@ -266,12 +278,12 @@ rank = int(sys.argv[2])
 if rank == 0:
     print("127.0.0.1 1", flush=True)
 sys.stdin.readline()
-print("ready 3", flush=True)
+print("ready", flush=True)
 for line in sys.stdin:
     order = json.loads(line)
     with open({log!r} + str(rank), "a") as log:
         log.write(json.dumps([order, read_links()[0]["up_bytes"]]) + "\\n")
-    print(json.dumps([(rank + 1) * 1e-3] * order["iterations"]), flush=True)
+    print(json.dumps({{"seconds": [(rank + 1) * 1e-3] * order["iterations"], "threads": 3}}), flush=True)
 """
 
 
@@ -291,7 +303,7 @@ def test_both_sides_take_turns_in_an_order_that_is_drawn(tmp_path):
     assert re.search(r"x gloo's time, threads: 1 of ours, 3 of theirs$", table, re.MULTILINE)
     logs = [[json.loads(line) for line in (tmp_path / f"log{rank}").read_text().splitlines()] for rank in (0, 1)]
     warm_up, *orders = [order for order, _ in logs[0]]
-    wanted = {"operation": "allreduce", "bytes": 1 << 18, "dtype": "float32"}
+    wanted = {"operation": "allreduce", "bytes": 1 << 18, "dtype": "float32", "threads": 1}
     assert warm_up.items() > wanted.items() and orders == [{**wanted, "iterations": block}] * turns
     assert [order for order, _ in logs[1]] == [warm_up, *orders]
     # The peer carries nothing, so what the link did between its turns says how many of our blocks went before each.

@@ -34,6 +34,19 @@ def test_links(tmp_path):
     assert row["bytes_measured"] == pytest.approx(row["bytes_predicted"], rel=0.02)
 
 
+def test_codecs():
+    """Against one read of the buffer, in the same thread and the same run."""
+    words = ("--benchmark_filter=topk/1M_fp16|dense", "--benchmark_format=json")
+    command = [ROOT / "build" / "bin" / "codec_bench", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"].split("/iterations")[0]: row for row in json.loads(done.stdout)["benchmarks"]}
+    assert "topk/1M_fp16" in rows and any(name.startswith("dense") for name in rows), rows.keys()
+    for row in rows.values():
+        assert row["ratio"] == pytest.approx(row["measured_ms"] / row["reference_ms"], rel=0.5)  # of medians, of ratios
+    assert rows["topk/1M_fp16"]["kept/k"] == 1 and rows["topk/1M_fp16"]["reference_GB/s"] > 0
+
+
 def test_memory(tmp_path):
     out = tmp_path / "memory.json"
     rows = figures(bench("memory", "--mib", 8, "--json", out), out)

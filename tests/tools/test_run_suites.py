@@ -75,6 +75,37 @@ def test_a_second_run_is_for_the_few_that_failed(tmp_path, monkeypatch, capfd, f
     assert ("once more" in capfd.readouterr().out) == (runs > 1)
 
 
+#: In a property's words, a sanitizer's, and nothing of the kind.
+FOUND = [
+    ("Falsifiable after 3 tests and 1 shrink", False),
+    ("Falsifying example: test_it(x=0)", False),
+    ("WARNING: ThreadSanitizer: data race", False),
+    ("took 3 s instead of 2", True),
+]
+
+
+@pytest.mark.parametrize(("printed", "once_more"), FOUND)
+def test_a_counterexample_is_not_forgiven(tmp_path, monkeypatch, capfd, printed, once_more):
+    """A property that fails for some of its random inputs would hold for the next ones."""
+    monkeypatch.setattr(run_suites, "OUT", tmp_path)
+    script = f"import pathlib, sys; p = pathlib.Path({str(tmp_path / 'ran')!r}); print({printed!r}); "
+    script += "first = not p.exists(); p.touch(); sys.exit(first)"
+    suite = run_suites.Suite("cpp:flaky_test", [sys.executable, "-c", script])
+    tally = run_suites.once_more(suite, run_suites.run(suite))
+    assert (tally.passed, tally.failed) == ((1, 0) if once_more else (0, 1))
+    assert ("not for a second run to forgive" in capfd.readouterr().out) != once_more
+
+
+def test_what_a_simulation_injected_is_printed(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(run_suites, "OUT", tmp_path)
+    told = "2600 jobs: 9 operations right; packets sent 5, lost 3, " + "duplicated 2, " * 20
+    suite = run_suites.Suite("cpp:simulation_test", [sys.executable, "-c", f"print('seed 1'); print({told!r})"])
+    assert run_suites.run(suite).failed == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].startswith("ok   cpp:simulation_test")
+    assert " ".join(lines[1:]).split() == told.split() and max(map(len, lines)) <= 120
+
+
 def test_every_file_of_torchs_is_in_one_suite():
     suites = {suite.name: suite for suite in run_suites.all_suites()}
     for shared, timed, wanted in (

@@ -1,14 +1,11 @@
-"""Frameworks on top of DDP, where they are installed (with the newer torch): checks_frameworks.py."""
-
-import importlib.util
+"""Frameworks on top of DDP, with the newer torch, beside which they are installed: checks_frameworks.py."""
 
 import pytest
 from support import Suite, names_of
 
-INSTALLED = all(importlib.util.find_spec(name) for name in ("accelerate", "transformers", "lightning"))
 suite = Suite("checks_frameworks.py", 2, timeout=240, PREIMPORT="accelerate,transformers.trainer,lightning")
 
 
-@pytest.mark.parametrize("name", names_of("checks_frameworks.py") if INSTALLED else [])
+@pytest.mark.parametrize("name", names_of("checks_frameworks.py"))
 def test_frameworks(name):
     suite.expect(name)

@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import xml.etree.ElementTree as ET
@@ -27,12 +28,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "test-results"
 PRINT = threading.Lock()
-#: By which a sanitizer's report begins: a race that one run shows and the next does not is a race.
-REPORT = re.compile(r"(WARNING|ERROR): (Thread|Address|Leak|Memory)Sanitizer|: runtime error: ")
+#: By which a sanitizer's report and a counterexample begin: what one run shows and the next does not is there still.
+REPORT = re.compile(
+    r"(WARNING|ERROR): (Thread|Address|Leak|Memory)Sanitizer|: runtime error: |Falsifiable after|Falsifying example"
+)
+#: What a suite tells of all its jobs: how many faults of each kind the simulation injected.
+COUNTS = re.compile(r"^\d+ jobs: .*$", re.MULTILINE)
 #: The files that make sense with torch 1.13: the others need packages of the newer torch.
 _OLD = (
-    *("buckets", "codecs", "ddp", "faults", "group", "killed_ranks", "lost_ranks", "models", "older", "overlap"),
-    *("restart", "shared_pages", "start"),
+    *("arrivals", "buckets", "codecs", "ddp", "faults", "group", "killed_ranks", "lost_ranks", "models", "older"),
+    *("overlap", "restart", "shared_pages", "start"),
 )
 TORCH_1_13 = [f"tests/torch/test_{name}.py" for name in _OLD]
 #: Of torch's the files that bound how soon a rank hears of another's end: they want the machine.
@@ -238,6 +243,8 @@ def run(suite: Suite) -> Tally:
     mark = "ok  " if tally.failed == 0 else "FAIL"
     skipped = f", {tally.skipped} skipped" if tally.skipped else ""
     say(f"{mark} {suite.name:34} {tally.passed} passed, {tally.failed} failed{skipped}  ({seconds:.0f} s)")
+    for told in COUNTS.findall(log.read_text(errors="replace")):
+        say(textwrap.fill(told, 120, initial_indent="     ", subsequent_indent="       "))
     if tally.failed:
         say("\n".join(f"     | {line}" for line in what_failed(suite, log)))
     return tally
@@ -263,7 +270,7 @@ def once_more(suite: Suite, tally: Tally) -> Tally:
     names = failed_tests(suite)
     log = log_of(suite)
     if REPORT.search(log.read_text(errors="replace")):
-        say(f"==> {suite.name}: a sanitizer's report is not for a second run to forgive")
+        say(f"==> {suite.name}: a sanitizer's report or a counterexample is not for a second run to forgive")
         return tally
     if suite.forgives is not None and not 0 < len(names) == tally.failed <= suite.forgives:
         return tally

@@ -6,13 +6,14 @@ import torch
 import torch.distributed as dist
 
 from paceline import communicator as core
-from paceline._torch import aborts, cuda, cuda_group, endpoints, lost_ranks, overlap
+from paceline._torch import aborts, arrivals, cuda, cuda_group, endpoints, lost_ranks, overlap
 from paceline._torch.work import as_torch_error
 
 
 def patch():
     """Wraps destroy_process_group(), under both of its names, batch_isend_irecv(), monitored_barrier(), time-outs,
-    torch's debugging, and what its collectives raise."""
+    torch's debugging, how the ranks meet, and what its collectives raise."""
+    arrivals.patch()
     lost_ranks.patch()
     patch_batches()
     patch_monitored_barrier()

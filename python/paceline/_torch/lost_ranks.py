@@ -13,7 +13,7 @@ import time
 import torch.distributed as dist
 
 from paceline import communicator as core
-from paceline._torch import guard
+from paceline._torch import arrivals, guard
 from paceline._torch.work import as_torch_error
 from paceline.errors import PacelineError
 
@@ -34,8 +34,11 @@ _UNLOGGED = (
 def named(error):
     """The error that names the lost rank, where there is one and `error` says that torch met it too; else None.
 
-    It waits for a moment: torch may be the first to see it. torch's own NCCL groups end with it.
+    It waits for a moment: torch may be the first to see it. torch's own NCCL groups end with it. Before there is a job
+    it may be a rank that never came.
     """
+    if (absent := arrivals.named(error)) is not None:
+        return absent
     if not _may_be_a_lost_rank(error) or not core.open_communicators():
         return None
     until = time.monotonic() + _HEAR_SECONDS

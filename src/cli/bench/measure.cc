@@ -39,16 +39,16 @@ Result<std::vector<double>> run_ours(paceline_comm* comm, Workload& work, int it
 class Turn {
  public:
   Turn(paceline_comm* comm, const paceline_identity& who, const Options& options, Workload& work,
-       GlooPeer* peer)
-      : comm_(comm), who_(who), options_(options), work_(work), peer_(peer) {}
+       GlooPeer* peer, int threads)
+      : comm_(comm), who_(who), options_(options), work_(work), peer_(peer), threads_(threads) {}
 
   Status run(bool ours, int iterations, Figures& into) {
     PACELINE_RETURN_IF_ERROR(barrier(comm_));
     std::optional<LinkBytes> before;
     if (who_.rank == 0) before = read_links();
     PACELINE_RETURN_IF_ERROR(barrier(comm_));
-    auto times =
-        ours ? run_ours(comm_, work_, iterations) : peer_->run(options_, work_.bytes(), iterations);
+    auto times = ours ? run_ours(comm_, work_, iterations)
+                      : peer_->run(options_, work_.bytes(), iterations, threads_);
     if (!times) return times.status();
     PACELINE_RETURN_IF_ERROR(barrier(comm_));
     if (before) {
@@ -67,6 +67,7 @@ class Turn {
   const Options& options_;
   Workload& work_;
   GlooPeer* peer_;
+  int threads_;
 };
 
 /// What the engine would do, and with how many threads.
@@ -134,7 +135,7 @@ Result<Row> measure(paceline_comm* comm, const paceline_identity& who, const Opt
   row.predicted_bytes = predicted_so_far(comm) - predicted;
   PACELINE_RETURN_IF_ERROR(all_ok(comm, who.rank, work.verify(), "wrong result"));
 
-  Turn turn(comm, who, options, work, peer);
+  Turn turn(comm, who, options, work, peer, row.threads);
   double ours = 0, theirs = 0;
   PACELINE_RETURN_IF_ERROR(warm_up(turn, peer, row, ours, theirs));
   bool both = peer != nullptr && row.peer_refusal.empty();
@@ -142,7 +143,7 @@ Result<Row> measure(paceline_comm* comm, const paceline_identity& who, const Opt
   int their_block = block_length(options, theirs);
   if (both) {
     row.peer.emplace();
-    row.peer_threads = peer->threads();
+    row.peer_threads = peer->threads();  // as many as ours, or what it says
   }
   for (int t = 0; t < options.turns; ++t) {
     bool we_begin = (random() & 1) != 0;

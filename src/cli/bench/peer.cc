@@ -9,12 +9,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
 namespace paceline::bench {
 namespace {
@@ -118,11 +116,7 @@ Result<std::unique_ptr<GlooPeer>> GlooPeer::start(
   if (address.empty()) return Status(Code::kAborted, "--vs gloo: rank 0's peer did not start");
   PACELINE_RETURN_IF_ERROR((*peer)->write_line(address));
   PACELINE_ASSIGN(auto ready, (*peer)->read_line(kStartSeconds));
-  constexpr std::string_view kReady = "ready ";
-  if (ready.starts_with(kReady)) {
-    std::from_chars(ready.data() + kReady.size(), ready.data() + ready.size(), (*peer)->threads_);
-  }
-  if ((*peer)->threads_ < 1) return Status(Code::kUnavailable, "--vs gloo: " + ready);
+  if (ready != "ready") return Status(Code::kUnavailable, "--vs gloo: " + ready);
   return peer;
 }
 
@@ -170,17 +164,29 @@ Result<std::string> GlooPeer::read_line(double seconds) {
   }
 }
 
-Result<std::vector<double>> GlooPeer::run(const Options& options, uint64_t bytes, int iterations) {
+Result<std::vector<double>> GlooPeer::run(const Options& options, uint64_t bytes, int iterations,
+                                          int threads) {
   nlohmann::json order = {{"operation", options.operation},
                           {"bytes", bytes},
                           {"dtype", options.dtype},
-                          {"iterations", iterations}};
+                          {"iterations", iterations},
+                          {"threads", threads}};
   PACELINE_RETURN_IF_ERROR(write_line(order.dump()));
   PACELINE_ASSIGN(auto line, read_line(kRunSeconds));
-  auto answer = nlohmann::json::parse(line, nullptr, false);
-  if (answer.is_array()) return answer.get<std::vector<double>>();
-  return Status(Code::kUnsupported,
-                "gloo: " + (answer.is_object() ? answer.value("error", line) : line));
+  const auto answer = nlohmann::json::parse(line, nullptr, false);
+  if (answer.is_object() && answer.contains("error") && answer["error"].is_string())
+    return Status(Code::kUnsupported, "gloo: " + answer["error"].get<std::string>());
+  std::vector<double> seconds;
+  if (answer.is_object() && answer.contains("seconds") && answer["seconds"].is_array()) {
+    for (const auto& one : answer["seconds"]) {
+      if (one.is_number()) seconds.push_back(one.get<double>());
+    }
+  }
+  if (seconds.size() != static_cast<std::size_t>(iterations) || !answer.contains("threads") ||
+      !answer["threads"].is_number_integer())
+    return Status(Code::kUnavailable, "--vs gloo: no answer to an order: " + line);
+  threads_ = answer["threads"].get<int>();
+  return seconds;
 }
 
 }  // namespace paceline::bench

@@ -20,9 +20,10 @@ class GlooPeer {
   GlooPeer(const GlooPeer&) = delete;
   GlooPeer& operator=(const GlooPeer&) = delete;
 
-  /// Seconds that each of so many operations took here.
-  Result<std::vector<double>> run(const Options& options, uint64_t bytes, int iterations);
-  /// That torch computes with here.
+  /// Seconds that each of so many operations took here, of a torch told to compute with so many threads.
+  Result<std::vector<double>> run(const Options& options, uint64_t bytes, int iterations,
+                                  int threads);
+  /// That torch computed with in the last run.
   [[nodiscard]] int threads() const { return threads_; }
 
  private:

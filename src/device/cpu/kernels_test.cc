@@ -356,9 +356,23 @@ TEST(Kernels, DivideIsCorrectlyRounded) {
         }
       }
     }
-    std::vector<double> x = {1.0, 10.0, -5.0, 1e308}, y = x;
-    divide(DType::kFloat64, x.data(), 3.0, x.size());
-    for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(x[i], y[i] / 3.0);
+    for (const double divisor : {2.0, 3.0, 7.0, 1023.0, 0.1, 12345.678}) {
+      Operands in(DType::kFloat64, 1003, random);
+      Bytes got(in.left(), in.left() + 1003 * in.size);
+      divide(DType::kFloat64, got.data(), divisor, 1003);
+      for (std::size_t i = 0; i < 1003; ++i) {
+        double x = 0, quotient = 0;
+        std::memcpy(&x, in.left() + i * in.size, sizeof x);
+        std::memcpy(&quotient, got.data() + i * in.size, sizeof quotient);
+        const double wanted = x / divisor;
+        if (std::isnan(wanted)) {
+          ASSERT_TRUE(std::isnan(quotient)) << target << ' ' << x << " / " << divisor;
+        } else {
+          ASSERT_EQ(std::bit_cast<uint64_t>(quotient), std::bit_cast<uint64_t>(wanted))
+              << target << ' ' << x << " / " << divisor;
+        }
+      }
+    }
   });
 }
 

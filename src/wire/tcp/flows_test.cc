@@ -71,5 +71,34 @@ TEST(TcpFlows, PiecesLeaveByTheFlowThatTakesThem) {
   EXPECT_LT(throttle.slow_carried(), data.size() / 4);
 }
 
+// Of all that a rank knows by address; what is short goes by the control connection, opened by whoever needs it first.
+TEST(TcpFlows, ConnectionsOpenOnlyToPeersThatAreTalkedTo) {
+  std::mt19937_64 random(std::random_device{}());
+  Job job(4);
+  const auto connected = [&](Rank a, Rank b, int flow) {
+    const bool here = job.at(a)->break_flow(b, flow);
+    return job.at(b)->break_flow(a, flow) || here;
+  };
+  const auto talk = [&](std::size_t size, uint64_t cookie) {
+    const auto data = random_data(random, size);
+    std::vector<std::byte> into(size);
+    job.at(1)->receive(0, cookie, 0, {into.data(), nullptr, size}, cookie);
+    job.at(0)->send(1, cookie, 0, data, cookie);
+    ASSERT_TRUE(job.complete(1, cookie) && job.complete(0, cookie));
+    EXPECT_EQ(into, data);
+  };
+  talk(100, 1);
+  EXPECT_FALSE(connected(0, 1, 0)) << "nothing long has been sent";
+  talk(4 << 20, 2);
+  EXPECT_TRUE(connected(0, 1, -1));
+  EXPECT_TRUE(connected(0, 1, 0));
+  for (Rank a = 0; a < 4; ++a) {
+    for (Rank b = 2; b < 4; ++b) {
+      if (a == b) continue;
+      EXPECT_FALSE(connected(a, b, -1) || connected(a, b, 0)) << a << " and " << b;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace paceline::wire
