@@ -13,7 +13,7 @@ import time
 import torch.distributed as dist
 
 from paceline import communicator as core
-from paceline._torch import arrivals, guard
+from paceline._torch import arrivals, guard, store_waits
 from paceline._torch.work import as_torch_error
 from paceline.errors import PacelineError
 
@@ -67,7 +67,8 @@ def patch():
     """For all of torch's collectives. They stay the functions that they are, for torch.compile knows them by that."""
     logger = getattr(dist, "c10d_logger", None)
     # No torch logs new_group()'s exceptions; other modules of torch 2 have that function from before.
-    _wrap("_new_group_with_tag" if hasattr(dist.distributed_c10d, "_new_group_with_tag") else "new_group")
+    makes_groups = "_new_group_with_tag" if hasattr(dist.distributed_c10d, "_new_group_with_tag") else "new_group"
+    _wrap(makes_groups, meeting)
     if not hasattr(logger, "_get_msg_dict"):
         for name in _UNLOGGED:
             _wrap(name)
@@ -93,11 +94,20 @@ def patch_buffers(cls):
     cls._distributed_broadcast_coalesced = naming()(cls._distributed_broadcast_coalesced)
 
 
-def _wrap(name):
+@contextlib.contextmanager
+def meeting():
+    """As naming(), where torch also waits in the store for ranks that may be lost."""
+    with naming(), contextlib.ExitStack() as stack:
+        if core.open_communicators():  # else nobody hears of one
+            stack.enter_context(store_waits.ending_with_a_loss(lambda: _failure_of_any() is not None))
+        yield
+
+
+def _wrap(name, within=naming):
     original = getattr(dist.distributed_c10d, name, None)
     if original is None or getattr(original, "_paceline_patched", False):
         return
-    wrapped = naming()(original)
+    wrapped = within()(original)
     wrapped._paceline_patched = True
     for module in (dist.distributed_c10d, dist):
         if getattr(module, name, None) is original:
