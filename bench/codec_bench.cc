@@ -115,7 +115,7 @@ void topk(benchmark::State& state, std::size_t elements, double ratio, bool fp16
   };
   for (int i = 0; i < 2; ++i) encode();  // both planes get their pages
   Ratio ratio_of;
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     const double read = timed([&] { benchmark::DoNotOptimize(read_once(gradient)); });
     ratio_of.add(read, timed(encode));
   }
@@ -155,7 +155,7 @@ void topk_of_two(benchmark::State& state, std::size_t elements, double ratio) {
   const codec::Addend addend{other.data(), 0, elements};
   for (int i = 0; i < 2; ++i) encode({});
   Ratio ratio_of;
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     const double reference = timed(ahead);
     ratio_of.add(reference, timed([&] { encode({&addend, 1}); }));
   }
@@ -183,7 +183,7 @@ void topk_decode_sum(benchmark::State& state, std::size_t elements, double ratio
     }
   }
   Ratio ratio_of;
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     const double read = timed([&] { benchmark::DoNotOptimize(read_once(gradient)); });
     ratio_of.add(read, timed([&] {
                    if (!codec::decode_sum_topk(encodings, sum, kRanks).is_ok()) std::abort();
@@ -204,7 +204,7 @@ void dense(benchmark::State& state, Dense what, plan::Codec codec, double scale,
   std::vector<std::byte> wire(codec::encoded_bytes(spec, DType::kFloat32, elements));
   codec::encode_dense(spec, values, wire.data());
   Ratio ratio_of;
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     const double reference = timed([&] {
       std::memcpy(copy.data(), values.data(), elements * sizeof(float));
       benchmark::ClobberMemory();
@@ -222,7 +222,7 @@ void dense(benchmark::State& state, Dense what, plan::Codec codec, double scale,
 void reduce(benchmark::State& state, DType dtype, std::size_t bytes) {
   std::vector<std::byte> a(bytes), b(bytes), copy(bytes);
   Ratio ratio_of;
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     const double reference = timed([&] {
       std::memcpy(copy.data(), b.data(), bytes);
       benchmark::ClobberMemory();
@@ -238,7 +238,7 @@ void reduce(benchmark::State& state, DType dtype, std::size_t bytes) {
 void copy(benchmark::State& state, std::size_t bytes) {
   std::vector<std::byte> a(bytes), b(bytes);
   Ratio ratio_of;
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     const double reference = timed([&] {
       std::memcpy(a.data(), b.data(), bytes);
       benchmark::ClobberMemory();

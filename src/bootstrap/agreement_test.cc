@@ -94,6 +94,7 @@ TEST(AgreedSettings, EachThatRanksDecideByIsCompared) {
     EXPECT_NE(text.find(name + " is '"), std::string::npos) << variable << ": " << text;
     EXPECT_NE(text.find("' on rank 1"), std::string::npos) << text;
   }
+  EXPECT_NE(said_between({}, {{"PACELINE_FUSION_THRESHOLD", "4194304"}}), "") << "its default";
   auto compared = agreed_settings(load(kOwn));
   compared.erase("codec");
   EXPECT_EQ(compared.size(), decided.size());

@@ -38,6 +38,7 @@ def test_codecs():
     """Against one read of the buffer, in the same thread and the same run."""
     words = ("--benchmark_filter=topk/1M_fp16|dense", "--benchmark_format=json")
     command = [ROOT / "build" / "bin" / "codec_bench", *words]
+    assert command[0].exists(), f"{command[0]} is not built: libbenchmark-dev, then ./dev build"
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     rows = {row["name"].split("/iterations")[0]: row for row in json.loads(done.stdout)["benchmarks"]}

@@ -75,22 +75,22 @@ def test_a_second_run_is_for_the_few_that_failed(tmp_path, monkeypatch, capfd, f
     assert ("once more" in capfd.readouterr().out) == (runs > 1)
 
 
-#: In a property's words, a sanitizer's, and nothing of the kind.
+#: In a property's words, a sanitizer's, and nothing of the kind. Hypothesis has its say itself.
+PROPERTY = "hypothesis.given(strategies.integers())(lambda x: 1 / (x - x))()"
 FOUND = [
-    ("Falsifiable after 3 tests and 1 shrink", False),
-    ("Falsifying example: test_it(x=0)", False),
-    ("WARNING: ThreadSanitizer: data race", False),
-    ("took 3 s instead of 2", True),
+    ("print('Falsifiable after 3 tests and 1 shrink')", False),
+    (f"import hypothesis, hypothesis.strategies as strategies; {PROPERTY}", False),
+    ("print('WARNING: ThreadSanitizer: data race')", False),
+    ("print('took 3 s instead of 2')", True),
 ]
 
 
-@pytest.mark.parametrize(("printed", "once_more"), FOUND)
-def test_a_counterexample_is_not_forgiven(tmp_path, monkeypatch, capfd, printed, once_more):
+@pytest.mark.parametrize(("first", "once_more"), FOUND, ids=["rapidcheck", "hypothesis", "sanitizer", "none"])
+def test_a_counterexample_is_not_forgiven(tmp_path, monkeypatch, capfd, first, once_more):
     """A property that fails for some of its random inputs would hold for the next ones."""
     monkeypatch.setattr(run_suites, "OUT", tmp_path)
-    script = f"import pathlib, sys; p = pathlib.Path({str(tmp_path / 'ran')!r}); print({printed!r}); "
-    script += "first = not p.exists(); p.touch(); sys.exit(first)"
-    suite = run_suites.Suite("cpp:flaky_test", [sys.executable, "-c", script])
+    script = f"import pathlib, sys\np = pathlib.Path({str(tmp_path / 'ran')!r})\nif p.exists(): sys.exit(0)\n"
+    suite = run_suites.Suite("cpp:flaky_test", [sys.executable, "-c", f"{script}p.touch()\n{first}\nsys.exit(1)"])
     tally = run_suites.once_more(suite, run_suites.run(suite))
     assert (tally.passed, tally.failed) == ((1, 0) if once_more else (0, 1))
     assert ("not for a second run to forgive" in capfd.readouterr().out) != once_more

@@ -87,8 +87,7 @@ def beginnings():
 
 
 def groups():
-    """The victim is known to be lost when the others make another group, through rank 0's store. Where it is not rank 0
-    the store lives, and torch waits in it."""
+    """The victim is known to be lost when the others make another group, through rank 0's store."""
     if RANK == VICTIM:
         until_killed(lambda number: None)
     until_heard()

@@ -30,7 +30,8 @@ OUT = ROOT / "build" / "test-results"
 PRINT = threading.Lock()
 #: By which a sanitizer's report and a counterexample begin: what one run shows and the next does not is there still.
 REPORT = re.compile(
-    r"(WARNING|ERROR): (Thread|Address|Leak|Memory)Sanitizer|: runtime error: |Falsifiable after|Falsifying example"
+    r"(WARNING|ERROR): (Thread|Address|Leak|Memory)Sanitizer|: runtime error: |"
+    r"Falsifiable after|Falsifying example|Failing test case"  # rapidcheck's, Hypothesis's before and now
 )
 #: What a suite tells of all its jobs: how many faults of each kind the simulation injected.
 COUNTS = re.compile(r"^\d+ jobs: .*$", re.MULTILINE)

@@ -1,14 +1,16 @@
 """Who has come to init_process_group(): torch says that a time is over, and this whom it was spent on.
 
-Every rank leaves a key in the store by which the ranks meet. Where torch's own rendezvous, or a backend's first
-meeting, ran out of time, the ranks without one are those that never came.
+Every rank leaves a key in the TCPStore that torch makes for the ranks to meet by. Where that, or a backend's first
+meeting, ran out of time, the ranks without a key are those that never came. Stores that a script hands over, and
+those of other kinds, are not looked at.
 """
 
 import contextlib
+import contextvars
 import datetime
 import functools
-import itertools
 import os
+import re
 import sys
 import time
 
@@ -19,122 +21,128 @@ from paceline._torch.work import as_torch_error
 from paceline.errors import PacelineError, TimeoutError
 
 #: To ask the store once more; it has been there, or it is not there at all.
-_ASK_SECONDS = 5.0
+_ASK = datetime.timedelta(seconds=5)
 #: Of torch's stores', Gloo's and NCCL's errors.
 _WORDS = ("timeout", "timed out")
-#: What torch's TCPStore takes by position.
-_STORE = ("host_name", "port", "world_size", "is_master", "timeout")
-_count = itertools.count()
-_meeting = None
+_meeting = contextvars.ContextVar("paceline_meeting", default=None)
 
 
-class Meeting:
-    """One call of init_process_group(). The count of those in a process, and torchrun's of its restarts, keep the keys
-    of one apart from those of another in a store that lives on."""
+class _Meeting:
+    """One call of init_process_group().
+
+    torchrun's store outlives its workers, so its count of their restarts is in the keys. Of several calls in one
+    process it knows the first alone: who came to that one is never taken for missing.
+    """
 
     def __init__(self):
-        self._prefix = f"paceline/came/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_count)}"
+        self._prefix = f"paceline/came/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._began = time.monotonic()
-        self._make = None  # torch's TCPStore, and where it is served
-        self._where = {}
-        self._store = self._held = self._size = None
+        self._host = self._port = self._rank = self._size = None
+        self._has_store = False
+        self._held = None
 
-    def opens(self, make, *args, **named):
-        """torch makes its TCPStore. Rank 0's waits for the others within the call and is gone where they don't come: a
-        second one on the same server, which waits for nobody, can still be asked then."""
-        given = {**dict(zip(_STORE, args)), **named}
-        self._make, self._size = make, given.get("world_size")
-        self._where = {name: given[name] for name in ("host_name", "port", "world_size")}
-        if not given.get("is_master") or not given.get("multi_tenant") or given["port"] == 0:
-            return
-        with contextlib.suppress(Exception):  # as torch's own will say
-            self._held = make(**{**given, "wait_for_workers": False})
-            self._come(self._held, 0)
+    def begins(self, host, port, rank, size, timeout, **kind):
+        """torch is about to make its store. Rank 0's waits for the others within the call and is gone where they don't
+        come: another one on the same server, which waits for nobody, can still be asked then."""
+        self._host, self._port, self._rank, self._size = host, port, rank, size
+        if rank == 0 and port and not _is_torchruns():
+            make = functools.partial(dist.TCPStore, "localhost", port, size, True, min(timeout, _ASK))
+            self._held = make(wait_for_workers=False, multi_tenant=True, **kind)
+            self._come(self._held)
 
-    def has(self, store, rank, size):
-        """The ranks meet in `store`."""
+    def has(self, store):
+        """torch has made it."""
+        self._has_store = True
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
-        self._store, self._size = store, size
-        with contextlib.suppress(Exception):  # the backend meets by the same store, and has a say of its own
-            self._come(store, rank)
+        self._come(store)
 
     def ends(self):
-        self._store = self._held = None
+        self._held = None
 
-    def _come(self, store, rank):
-        TorchStore(store).put(f"{self._prefix}/{rank}", b"1")
+    def _come(self, store):
+        TorchStore(store).put(f"{self._prefix}/{self._rank}", b"1")
 
-    def absent(self):
-        """The ranks that have not come."""
-        asked = self._store
-        if self._make is not None:  # a connection of its own: what came too late in the other is no answer to this
-            limit = datetime.timedelta(seconds=_ASK_SECONDS)
-            asked = self._make(**self._where, is_master=False, timeout=limit, wait_for_workers=False)
-        store = TorchStore(asked)
+    def _absent(self):
+        """The ranks that have not come, by a connection of its own: what comes late in torch's is no answer to this."""
+        store = TorchStore(dist.TCPStore(self._host, self._port, self._size, False, _ASK, wait_for_workers=False))
         return [rank for rank in range(self._size) if store.get(f"{self._prefix}/{rank}") is None]
 
     def named(self, error):
         """The error that names who is missing; None where that is not what `error` is about, or nobody knows."""
         text = str(error).lower()
-        if isinstance(error, PacelineError) or not any(word in text for word in _WORDS):
+        if isinstance(error, PacelineError) or self._host is None or not any(word in text for word in _WORDS):
             return None
         waited = f"for which the others waited {time.monotonic() - self._began:.0f} s"
-        if "trying to connect" in text:
-            if self._make is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-                return None
-            where = "{host_name}:{port}".format(**self._where)
-            text = f"rank 0 never came to init_process_group(), {waited}, or it is not at {where}, where MASTER_ADDR "
-            return as_torch_error(TimeoutError(text + "and MASTER_PORT say: see what it has said"))
+        if not self._has_store and "trying to connect" in text:
+            if self._rank == 0 or _is_torchruns():
+                return None  # torch's error has the address
+            text = f"rank 0 never came to init_process_group(), {waited}, or it is not at {self._host}:{self._port}, "
+            return _like(error, text + "where MASTER_ADDR and MASTER_PORT say: see what it has said")
         try:
-            missing = self.absent()
+            missing = self._absent()
         except Exception:
             return None
-        if not missing or len(missing) == self._size:
+        joined = re.search(r"(\d+)/\d+ clients joined", text)
+        if not missing or len(missing) >= self._size or (joined and self._size - int(joined[1]) != len(missing)):
             return None
         who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {self._size}"
         text = f"{who} never came to init_process_group(), {waited}: see what "
         if len(missing) == 1:
-            return as_torch_error(TimeoutError(text + "it has said, or give a longer timeout= where it needs that"))
-        return as_torch_error(TimeoutError(text + "they have said, or give a longer timeout= where they need that"))
+            return _like(error, text + "it has said, or give a longer timeout= where it needs that")
+        return _like(error, text + "they have said, or give a longer timeout= where they need that")
 
 
-def named(error):
-    """What an error within init_process_group() is about, where ranks did not come; else None."""
-    return _meeting.named(error) if _meeting is not None else None
+def _is_torchruns():
+    """torchrun serves the store, to all ranks."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _like(error, text):
+    """A TimeoutError that whoever catches torch's catches too."""
+    kind = getattr(dist, "DistError", ())
+    return as_torch_error(TimeoutError(text), type(error) if isinstance(error, kind) else None)
 
 
 def patch():
-    """Wraps torch's rendezvous: the function that init_process_group() calls, and the store that this makes."""
+    """Wraps init_process_group(), under both of its names, and the function by which it makes a TCPStore."""
     module = sys.modules["torch.distributed.rendezvous"]
-    original = dist.distributed_c10d.rendezvous
-    if getattr(original, "_paceline_patched", False):
+    original, create = dist.distributed_c10d.init_process_group, module._create_c10d_store
+    if getattr(create, "_paceline_patched", False):
         return
-    make = module.TCPStore
+
+    @functools.wraps(create)
+    def create_store(hostname, port, rank, world_size, timeout, *use_libuv):  # which torch 2 has beside
+        meeting = _meeting.get()
+        if meeting is None:  # for something else, as torch's RPC
+            return create(hostname, port, rank, world_size, timeout, *use_libuv)
+        with contextlib.suppress(Exception):  # as torch's own will say
+            meeting.begins(hostname, port, rank, world_size, timeout, **dict(zip(("use_libuv",), use_libuv)))
+        store = create(hostname, port, rank, world_size, timeout, *use_libuv)
+        with contextlib.suppress(Exception):  # the backend meets by the same store, and has a say of its own
+            meeting.has(store)
+        return store
 
     @functools.wraps(original)
-    def rendezvous(*args, **kwargs):
-        global _meeting
-        meeting = _meeting = Meeting()
+    def init_process_group(*args, **kwargs):
+        meeting = _Meeting()
+        token = _meeting.set(meeting)
         try:
-            for store, rank, size in original(*args, **kwargs):
-                meeting.has(store, rank, size)
-                yield store, rank, size
+            return original(*args, **kwargs)
         except (RuntimeError, OSError) as error:
             better = meeting.named(error)
             if better is None:
                 raise
-            raise better from error
-        finally:  # with the call of init_process_group()
+            try:
+                raise better from error
+            finally:
+                better = None  # its traceback has this frame
+        finally:
+            _meeting.reset(token)
             meeting.ends()
-            if _meeting is meeting:
-                _meeting = None
 
-    def opened(*args, **kwargs):
-        if _meeting is not None:
-            _meeting.opens(make, *args, **kwargs)
-        return make(*args, **kwargs)
-
-    rendezvous._paceline_patched = True
-    dist.distributed_c10d.rendezvous = rendezvous
-    module.TCPStore = opened
+    create_store._paceline_patched = True
+    module._create_c10d_store = create_store
+    for place in (dist.distributed_c10d, dist):
+        if place.init_process_group is original:
+            place.init_process_group = init_process_group

@@ -13,7 +13,7 @@ import time
 import torch.distributed as dist
 
 from paceline import communicator as core
-from paceline._torch import arrivals, guard, store_waits
+from paceline._torch import guard
 from paceline._torch.work import as_torch_error
 from paceline.errors import PacelineError
 
@@ -34,11 +34,8 @@ _UNLOGGED = (
 def named(error):
     """The error that names the lost rank, where there is one and `error` says that torch met it too; else None.
 
-    It waits for a moment: torch may be the first to see it. torch's own NCCL groups end with it. Before there is a job
-    it may be a rank that never came.
+    It waits for a moment: torch may be the first to see it. torch's own NCCL groups end with it.
     """
-    if (absent := arrivals.named(error)) is not None:
-        return absent
     if not _may_be_a_lost_rank(error) or not core.open_communicators():
         return None
     until = time.monotonic() + _HEAR_SECONDS
@@ -67,8 +64,7 @@ def patch():
     """For all of torch's collectives. They stay the functions that they are, for torch.compile knows them by that."""
     logger = getattr(dist, "c10d_logger", None)
     # No torch logs new_group()'s exceptions; other modules of torch 2 have that function from before.
-    makes_groups = "_new_group_with_tag" if hasattr(dist.distributed_c10d, "_new_group_with_tag") else "new_group"
-    _wrap(makes_groups, meeting)
+    _wrap("_new_group_with_tag" if hasattr(dist.distributed_c10d, "_new_group_with_tag") else "new_group")
     if not hasattr(logger, "_get_msg_dict"):
         for name in _UNLOGGED:
             _wrap(name)
@@ -94,20 +90,11 @@ def patch_buffers(cls):
     cls._distributed_broadcast_coalesced = naming()(cls._distributed_broadcast_coalesced)
 
 
-@contextlib.contextmanager
-def meeting():
-    """As naming(), where torch also waits in the store for ranks that may be lost."""
-    with naming(), contextlib.ExitStack() as stack:
-        if core.open_communicators():  # else nobody hears of one
-            stack.enter_context(store_waits.ending_with_a_loss(lambda: _failure_of_any() is not None))
-        yield
-
-
-def _wrap(name, within=naming):
+def _wrap(name):
     original = getattr(dist.distributed_c10d, name, None)
     if original is None or getattr(original, "_paceline_patched", False):
         return
-    wrapped = within()(original)
+    wrapped = naming()(original)
     wrapped._paceline_patched = True
     for module in (dist.distributed_c10d, dist):
         if getattr(module, name, None) is original:

@@ -13,25 +13,27 @@ _Work = dist.Work if hasattr(dist, "Work") else dist._Work
 _named = {}
 
 
-def as_torch_error(error):
-    """The same error, caught by `except torch.distributed.DistBackendError` as well, where torch has that."""
-    base = getattr(dist, "DistBackendError", None)
+def as_torch_error(error, base=None):
+    """The same error, caught by `except torch.distributed.DistBackendError` as well, where torch has that; `base`:
+    another one of torch's types instead."""
+    base = base or getattr(dist, "DistBackendError", None)
     if base is None or not isinstance(error, PacelineError) or isinstance(error, base):
         return error
     kind = type(error)
-    if kind not in _named:
+    if (kind, base) not in _named:
         members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce__": _by_kind}
-        _named[kind] = type(kind.__name__, (kind, base), members)
-    return _named[kind](str(error))
+        _named[kind, base] = type(kind.__name__, (kind, base), members)
+    return _named[kind, base](str(error))
 
 
 def _by_kind(error):
-    """How pickle makes such an error again: its class is found under its first base's name."""
-    return _as_kind, (type(error).__mro__[1], str(error))
+    """How pickle makes such an error again: its class is found under its bases' names."""
+    kind, base = type(error).__bases__
+    return _as_kind, (kind, base, str(error))
 
 
-def _as_kind(kind, text):
-    return as_torch_error(kind(text))
+def _as_kind(kind, base, text):
+    return as_torch_error(kind(text), base)
 
 
 class PacelineWork(_Work):
