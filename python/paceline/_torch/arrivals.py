@@ -46,7 +46,7 @@ class _Meeting:
         come: another one on the same server, which waits for nobody, can still be asked then."""
         self._host, self._port, self._rank, self._size = host, port, rank, size
         if rank == 0 and port and not _is_torchruns():
-            make = functools.partial(dist.TCPStore, "localhost", port, size, True, min(timeout, _ASK))
+            make = functools.partial(dist.TCPStore, "127.0.0.1", port, size, True, min(timeout, _ASK))
             self._held = make(wait_for_workers=False, multi_tenant=True, **kind)
             self._come(self._held)
 
