@@ -4,7 +4,7 @@
 clang-tidy is slow, so a file that was clean is not checked again until it, a header that it includes, or the
 configuration changes (keys are kept in $PACELINE_CACHE/tidy).
 
-    lint.py [--fix]
+    lint.py [--fix] [--quick | --recent]
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline") / "tidy"
+#: What `--recent` looks at, newest first.
+LAST_COMMITS, MOST_RECENT = 10, 12
 #: Promises and traces that have no place in a finished tree.
 OWN_PATHS = "|".join(re.escape(f"{path}/") for path in (ROOT, Path.home()))
 # A path counts where it begins: "/src/" as a root is no part of "tools/src/".
@@ -102,7 +104,26 @@ def tidy_key(source: Path, headers: list[str]) -> str:
     return digest.hexdigest()
 
 
-def clang_tidy() -> list[str]:
+def changed_lately() -> set[Path]:
+    """Sources that the last commits, or nobody yet, changed: the newest ones, as many as a few minutes allow."""
+    commands = (
+        ["git", "ls-files", "-mo", "--exclude-standard", "--", "*.cc"],
+        ["git", "log", "-n", str(LAST_COMMITS), "--name-only", "--format=", "--", "*.cc"],
+    )
+    found: dict[Path, None] = {}
+    for command in commands:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        found |= {ROOT / line: None for line in done.stdout.splitlines() if is_tidied(ROOT / line)}
+    return set(list(found)[:MOST_RECENT])
+
+
+def is_tidied(source: Path) -> bool:
+    # The test framework's macros take most of the time and of the findings.
+    return source.is_file() and not source.name.endswith(("_test.cc", "_fuzz.cc"))
+
+
+def clang_tidy(only: set[Path] | None = None) -> list[str]:
+    """The findings in these sources; None: in all of them."""
     commands = json.loads((ROOT / "build/compile_commands.json").read_text())
     headers_of = dependencies()
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -111,8 +132,8 @@ def clang_tidy() -> list[str]:
         source = Path(entry["file"])
         if not source.is_relative_to(ROOT) or "/build" in str(source.relative_to(ROOT)):
             continue
-        if source.name.endswith(("_test.cc", "_fuzz.cc")):
-            continue  # the test framework's macros take most of the time and of the findings
+        if not is_tidied(source) or (only is not None and source not in only):
+            continue
         output = re.search(r" -o (\S+)", entry["command"])
         key = tidy_key(source, headers_of.get(output.group(1), []) if output else [])
         if not (CACHE / key).exists():
@@ -138,14 +159,16 @@ def clang_tidy() -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fix", action="store_true", help="let clang-format and ruff rewrite what they can")
-    parser.add_argument("--quick", action="store_true", help="leave out clang-tidy (minutes when nothing is cached)")
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--quick", action="store_true", help="leave out clang-tidy (minutes when nothing is cached)")
+    some.add_argument("--recent", action="store_true", help="clang-tidy for what the last commits changed alone")
     args = parser.parse_args()
     failed = False
     for name, problems in (
         ("clang-format", clang_format(args.fix)),
         ("ruff", ruff(args.fix)),
         ("words", forbidden_words()),
-        *([] if args.quick else [("clang-tidy", clang_tidy())]),
+        *([] if args.quick else [("clang-tidy", clang_tidy(changed_lately() if args.recent else None))]),
     ):
         print(f"{name}: {'clean' if not problems else f'{len(problems)} problems'}", flush=True)
         for problem in problems[:60]:

@@ -167,7 +167,7 @@ def all_suites() -> list[Suite]:
         pytest_suite("torch", venv, [path for path in torch if path not in TIMED], forgives=1),
         pytest_suite("torch-1.13", old, [path for path in TORCH_1_13 if path not in TIMED], forgives=1),
         pytest_suite("tools", venv, ["tests/tools"]),
-        Suite("lint", [venv, "tools/dev/lint.py", "--quick"], None, {}, 3000),
+        Suite("lint", [venv, "tools/dev/lint.py", "--recent"], None, {}, 3000),
         *gtest_suites("build", "cpp", {}, 900),
         *gtest_suites("build-asan", "asan", SANITIZED, 1200),
         *gtest_suites("build-tsan", "tsan", SANITIZED, 1200),
