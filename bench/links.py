@@ -159,14 +159,12 @@ def main() -> int:
     if args.json:
         args.json.write_text("".join(json.dumps(r) + "\n" for r in rows))
     short = [r for r in rows if r["floor_share"] < GOALS.get(r["row"], 0)]
-    for r in short:
-        what = f"{r['row']} of {r['bytes'] >> 20} MiB"
-        print(f"links: {what}: {r['floor_share']:.1%} of its floor, {GOALS[r['row']]:.0%} is the goal", file=sys.stderr)
     astray = [r for r in rows if abs(r["bytes_measured"] / r["bytes_predicted"] - 1) > BYTES_OFF]
-    for r in astray:
-        what = f"{r['row']} of {r['bytes'] >> 20} MiB"
-        print(f"links: {what}: {r['bytes_measured']:.0f} bytes, {r['bytes_predicted']:.0f} predicted", file=sys.stderr)
-    return 1 if short or astray else 0
+    found = [(r, f"{r['floor_share']:.1%} of its floor, {GOALS[r['row']]:.0%} is the goal") for r in short]
+    found += [(r, f"{r['bytes_measured']:.0f} bytes, {r['bytes_predicted']:.0f} predicted") for r in astray]
+    for r, what in found:
+        print(f"links: {r['row']} of {r['bytes'] >> 20} MiB: {what}", file=sys.stderr)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Ranks that meet for torch's Gloo, but for those that never come: latecomers.py HOW ABSENT [PORT …]
 
-HOW: env, tcp (by an address), torchrun (whose store is at PORT), again (once all have failed, the absent at the second
-PORT, all come to the first). ABSENT: ranks, with commas.
+HOW: env, tcp (by an address), torchrun (whose store is at PORT), again (all come to PORT once they have failed, the
+absent by themselves in torchrun's store at the second PORT). ABSENT: ranks, with commas.
 """
 
 import datetime
@@ -30,16 +30,20 @@ def meet():
         dist.init_process_group("gloo", timeout=LIMIT)
 
 
+def in_torchruns_store(port):
+    os.environ.update(MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="1")
+
+
 def meet_again():
     if RANK in ABSENT:
-        os.environ["MASTER_PORT"] = sys.argv[4]
+        in_torchruns_store(sys.argv[4])
     try:
         meet()
     except TimeoutError as error:
-        assert ("rank 0 never came" if RANK in ABSENT else "rank 1 of 3 never came") in str(error)
+        assert ("ranks 0, 2 of 3 never" if RANK in ABSENT else "rank 1 of 3 never") in str(error), error
     else:
         raise AssertionError("nobody was missing")
-    os.environ["MASTER_PORT"] = sys.argv[3]
+    os.environ.update(MASTER_PORT=sys.argv[3], TORCHELASTIC_USE_AGENT_STORE="False")
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     total = torch.ones(1)
     dist.all_reduce(total)
@@ -48,7 +52,7 @@ def meet_again():
 
 
 if HOW == "torchrun":
-    os.environ.update(MASTER_PORT=sys.argv[3], TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="1")
+    in_torchruns_store(sys.argv[3])
 if HOW != "again" and RANK in ABSENT:
     os._exit(0)
 seen(meet_again if HOW == "again" else meet)

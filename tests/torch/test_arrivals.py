@@ -1,10 +1,11 @@
 """Who never comes to init_process_group() is named, although torch itself has the ranks meet there."""
 
 import datetime
-import socket
+import pickle
 
 import pytest
 import torch.distributed as dist
+from ranks import free_port
 from support import MODERN, Launch
 
 import paceline.torch
@@ -21,12 +22,6 @@ def waiting(how, absent, *port):
     done = Launch("latecomers.py", 3, [how, ",".join(map(str, absent)), *port], timeout=100).end()
     assert not done.hung, done.everything()
     return [done.reports[rank] for rank in range(3) if rank not in absent], done.everything()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -64,9 +59,8 @@ def test_where_torchrun_serves_the_store(torchruns_port, absent, begin):
     check_named(*waiting("torchrun", absent, torchruns_port), begin)
 
 
-@pytest.mark.skipif(not MODERN, reason="torch 1.13 counts the groups that a rank tried to make")
-def test_after_one_that_failed_another_meeting_goes_well():
-    done = Launch("latecomers.py", 3, ["again", "1", free_port(), free_port()], timeout=100).end()
+def test_after_one_that_failed_another_meeting_goes_well(torchruns_port):
+    done = Launch("latecomers.py", 3, ["again", "1", str(free_port()), torchruns_port], timeout=100).end()
     assert [report.get("kind") for report in done.reports] == ["none"] * 3, done.everything()
 
 
@@ -85,6 +79,13 @@ def test_torchs_error_stays_where_ranks_meet_otherwise(kind, tmp_path):
         dist.init_process_group("gloo", rank=0, world_size=2, timeout=datetime.timedelta(seconds=2), **how)
     assert not isinstance(raised.value, PacelineError)
     assert arrivals._meeting.get() is None
+
+
+@pytest.mark.parametrize("name", ["DistStoreError", "DistNetworkError"] if MODERN else ["RuntimeError"])
+def test_torchs_types_outlive_another_process(name):
+    kind = getattr(dist, name, RuntimeError)
+    error = pickle.loads(pickle.dumps(arrivals._like(kind("late"), "rank 1 of 3 never came")))
+    assert isinstance(error, kind) and isinstance(error, TimeoutError) and str(error) == "rank 1 of 3 never came"
 
 
 def test_only_a_time_out_is_about_who_came(torchruns_port, monkeypatch):

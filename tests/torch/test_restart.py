@@ -2,21 +2,16 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 
 import pytest
+from ranks import free_port
 from support import HERE, MODERN, environment
 
 RANKS = 3
 # Torch 1.13's torchrun takes no other value under Python 3.11.
 REDIRECTS = [] if MODERN else ["--redirects", "1", "--tee", "1"]
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize(("rendezvous", "way"), [("static", "killed"), ("c10d", "ended")])

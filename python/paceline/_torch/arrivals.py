@@ -9,6 +9,7 @@ import contextlib
 import contextvars
 import datetime
 import functools
+import inspect
 import os
 import re
 import sys
@@ -41,13 +42,13 @@ class _Meeting:
         self._has_store = False
         self._held = None
 
-    def begins(self, host, port, rank, size, timeout, **kind):
+    def begins(self, hostname, port, rank, world_size, timeout, **kind):
         """torch is about to make its store. Rank 0's waits for the others within the call and is gone where they don't
         come: another one on the same server, which waits for nobody, can still be asked then."""
-        self._host, self._port, self._rank, self._size = host, port, rank, size
+        self._host, self._port, self._rank, self._size = hostname, port, rank, world_size
         if rank == 0 and port and not _is_torchruns():
-            make = functools.partial(dist.TCPStore, "127.0.0.1", port, size, True, min(timeout, _ASK))
-            self._held = make(wait_for_workers=False, multi_tenant=True, **kind)
+            kind.update(wait_for_workers=False, multi_tenant=True)
+            self._held = dist.TCPStore("127.0.0.1", port, world_size, True, min(timeout, _ASK), **kind)
             self._come(self._held)
 
     def has(self, store):
@@ -87,10 +88,8 @@ class _Meeting:
         if not missing or len(missing) >= self._size or (joined and self._size - int(joined[1]) != len(missing)):
             return None
         who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {self._size}"
-        text = f"{who} never came to init_process_group(), {waited}: see what "
-        if len(missing) == 1:
-            return _like(error, text + "it has said, or give a longer timeout= where it needs that")
-        return _like(error, text + "they have said, or give a longer timeout= where they need that")
+        text = f"{who} never came to init_process_group(), {waited}: see what was said there, or give a longer timeout="
+        return _like(error, text)
 
 
 def _is_torchruns():
@@ -112,13 +111,13 @@ def patch():
         return
 
     @functools.wraps(create)
-    def create_store(hostname, port, rank, world_size, timeout, *use_libuv):  # which torch 2 has beside
+    def create_store(*args, **kwargs):  # versions of torch differ in what they take beside the first five
         meeting = _meeting.get()
         if meeting is None:  # for something else, as torch's RPC
-            return create(hostname, port, rank, world_size, timeout, *use_libuv)
+            return create(*args, **kwargs)
         with contextlib.suppress(Exception):  # as torch's own will say
-            meeting.begins(hostname, port, rank, world_size, timeout, **dict(zip(("use_libuv",), use_libuv)))
-        store = create(hostname, port, rank, world_size, timeout, *use_libuv)
+            meeting.begins(**inspect.signature(create).bind(*args, **kwargs).arguments)
+        store = create(*args, **kwargs)
         with contextlib.suppress(Exception):  # the backend meets by the same store, and has a say of its own
             meeting.has(store)
         return store

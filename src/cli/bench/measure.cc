@@ -143,7 +143,7 @@ Result<Row> measure(paceline_comm* comm, const paceline_identity& who, const Opt
   int their_block = block_length(options, theirs);
   if (both) {
     row.peer.emplace();
-    row.peer_threads = peer->threads();  // as many as ours, or what it says
+    row.peer_threads = peer->threads();
   }
   for (int t = 0; t < options.turns; ++t) {
     bool we_begin = (random() & 1) != 0;
