@@ -147,9 +147,15 @@ def table(results):
 
 
 def ready_times(trace):
-    """The trace that the floors are made of, in a line: when each bucket is ready, and how large it is."""
-    buckets = zip(trace.get("ready_s", []), trace.get("elements", []))
-    return "ready, ms:M elements  " + " ".join(f"{at * 1e3:.1f}:{size / 1e6:.3g}" for at, size in buckets)
+    """The trace that the floors are made of, in a line: when each bucket is ready, and how large it is.
+
+    Without a step without communication there is no floor: then it is as it was noted, of a step from rest.
+    """
+    name, ready = "ready", trace.get("floor_ready_s")
+    if ready is None:
+        name, ready = "ready from rest", trace.get("ready_s", [])
+    buckets = zip(ready, trace.get("elements", []))
+    return f"{name}, ms:M elements  " + " ".join(f"{at * 1e3:.1f}:{size / 1e6:.3g}" for at, size in buckets)
 
 
 def against_ddp(result):

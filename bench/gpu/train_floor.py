@@ -7,6 +7,8 @@ Bytes are those that a node's link has to carry in one direction.
 
 from __future__ import annotations
 
+import dataclasses
+
 #: What steady TCP carries of an Ethernet link at MTU 1500.
 TCP_SHARE = 0.95
 #: What switches a setting on.
@@ -33,10 +35,30 @@ def link_bytes(codec: str, elements: int, nodes: int, ratio: float = 0.01, value
     raise ValueError(f"no formula for codec '{codec}'")
 
 
-def topk_format(settings: dict[str, str], ratio: float) -> tuple[float, int]:
-    """(ratio, bytes of a value) of top-k under these PACELINE_* variables; `ratio`: where they name none."""
-    value = 2 if settings.get("PACELINE_TOPK_FP16", "").lower() in ON else 4
-    return float(settings.get("PACELINE_TOPK_RATIO", ratio)), value
+def bucket_bytes(codec: str, elements: int, nodes: int, topk: TopK) -> float:
+    """link_bytes() of a bucket: what top-k has too few bytes for travels as it is."""
+    exact = codec == "topk" and 4 * elements < topk.threshold
+    return link_bytes("exact" if exact else codec, elements, nodes, topk.ratio, topk.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK:
+    """Which part of a gradient top-k sends, in how many bytes a value, and from how many bytes of gradient on."""
+
+    ratio: float
+    value: int
+    threshold: int
+
+
+def topk_format(settings: dict[str, str], ratio: float) -> TopK:
+    """What these PACELINE_* variables say of top-k; `ratio`: where they name none."""
+
+    def on(name):
+        return settings.get(name, "").lower() in ON
+
+    corrected = float(settings.get("PACELINE_TOPK_MOMENTUM", 0)) > 0  # then nothing may travel without its velocity
+    threshold = 0 if corrected else int(settings.get("PACELINE_TOPK_THRESHOLD", 1 << 20))
+    return TopK(float(settings.get("PACELINE_TOPK_RATIO", ratio)), 2 if on("PACELINE_TOPK_FP16") else 4, threshold)
 
 
 def floor_seconds(trace: list[tuple[float, float]], optimizer: float, compute: float, line: float) -> float:

@@ -11,6 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+#: Of SGD.
+MOMENTUM = 0.9
+
 
 @dataclasses.dataclass
 class Workload:
@@ -25,7 +28,7 @@ class Workload:
 
 def _sgd(parameters):
     parameters = list(parameters)
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, fused=parameters[0].device.type == "cuda")
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=MOMENTUM, fused=parameters[0].device.type == "cuda")
 
 
 def _adamw(parameters):

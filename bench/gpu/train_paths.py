@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from train_models import MOMENTUM
 
 #: name: (who, codec of the floor's formula)
 PATHS = {
@@ -21,13 +22,15 @@ PATHS = {
     "fp16": ("Paceline fp16", "fp16"),
     "int8": ("Paceline int8", "int8"),
     "topk": ("Paceline top-k 1 %", "topk"),
+    "topk-momentum": ("Paceline top-k 1 %, momentum corrected", "topk"),
     "exact-overlap": ("Paceline exact, no barrier between iterations", "exact"),
     "fp16-overlap": ("Paceline fp16, no barrier between iterations", "fp16"),
     "int8-overlap": ("Paceline int8, no barrier between iterations", "int8"),
     "topk-overlap": ("Paceline top-k 1 %, no barrier between iterations", "topk"),
     "fp16-nowait": ("Paceline fp16, no wait before the step: what the wait costs", "fp16"),
 }
-OURS = ("exact", "fp16", "int8", "topk", "exact-overlap", "fp16-overlap", "int8-overlap", "topk-overlap", "fp16-nowait")
+OURS = ("exact", "fp16", "int8", "topk", "topk-momentum", "exact-overlap", "fp16-overlap", "int8-overlap")
+OURS += ("topk-overlap", "fp16-nowait")
 
 
 def parts(path):
@@ -37,6 +40,12 @@ def parts(path):
     """
     name, _, rest = path.partition("@")
     return name, dict(one.split("=", 1) for one in rest.split(",") if one)
+
+
+def own_settings(path):
+    """The PACELINE_* variables of a path of ours that are not all paths'."""
+    name, own = parts(path)
+    return {**({"PACELINE_TOPK_MOMENTUM": str(MOMENTUM)} if name.endswith("-momentum") else {}), **own}
 
 
 @contextlib.contextmanager
@@ -92,21 +101,21 @@ def _ddp(module, device, group, **arguments):
 
 def make(path, module, device, peers, settings, nodes):
     """The model wrapped for a path; peers: (algorithm, group) of torch's own paths, as of fastest_group()."""
-    path, own = parts(path)
+    name, own = parts(path)
     algorithm, group = peers
-    if path in OURS:
-        model = wrap_ours(module, device, path.split("-")[0], {**settings, **own}, nodes, algorithm)
-        if path.endswith("-nowait"):
+    if name in OURS:
+        model = wrap_ours(module, device, name.split("-")[0], {**settings, **own_settings(path)}, nodes, algorithm)
+        if name.endswith("-nowait"):
             _do_not_wait(model)
         return model
-    model = wrap_plain(module, device, group, **{name: float(value) for name, value in own.items()})
-    if path == "none":
+    model = wrap_plain(module, device, group, **{key: float(value) for key, value in own.items()})
+    if name == "none":
         model.register_comm_hook(None, debugging_hooks.noop_hook)
-    elif path == "none-joined":
+    elif name == "none-joined":
         model.register_comm_hook((group, torch.ones(1, device=device)), joining_hook)
-    elif path == "fp16-hook":
+    elif name == "fp16-hook":
         model.register_comm_hook(group, default_hooks.fp16_compress_hook)
-    elif path == "powersgd":
+    elif name == "powersgd":
         state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=3)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return model
@@ -130,6 +139,12 @@ def without_barrier(path):
 
 def give_optimizer(path, optimizer, model):
     """The optimizer as the path uses it."""
+    if "PACELINE_TOPK_MOMENTUM" in own_settings(path):
+        for group in optimizer.param_groups:
+            if group.get("momentum") != MOMENTUM:
+                kind = type(optimizer).__name__
+                raise ValueError(f"{path}: {kind} has no momentum of {MOMENTUM}: take a model that SGD trains")
+            group["momentum"] = 0.0
     if without_barrier(path):
         import paceline.torch
 

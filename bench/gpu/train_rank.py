@@ -258,7 +258,9 @@ class Bench(bench_rank.BenchRank):
         figures = self.result["paths"][variant.path]
         if not self.cuda or self.nodes < 2 or "wire" not in figures or train_paths.attachment_of(variant.model) is None:
             return ""
-        return wire_bytes.complaint(figures["payload"], figures["wire"], self.slots)
+        return wire_bytes.complaint(figures["payload"], figures["wire"], self.slots) or wire_bytes.unlike_the_plan(
+            figures["payload"], figures.get("predicted")
+        )
 
     def phases(self):
         """After the rounds, where --phases asks for it: of each path with a barrier where a step's time goes."""
@@ -385,12 +387,13 @@ class Bench(bench_rank.BenchRank):
             self.result["paths"][variant.path] = median
         compute = self.result["paths"].get("none", {}).get("seconds")
         for path, figures in self.result["paths"].items():
-            name, own = train_paths.parts(path)
+            name, _ = train_paths.parts(path)
             codec = train_paths.PATHS[name][1]
             if compute is None or codec is None or not self.line:
                 continue
-            ratio, value = train_floor.topk_format({**os.environ, **self.args.settings, **own}, self.args.ratio)
-            sizes = [train_floor.link_bytes(codec, n, self.nodes, ratio, value) for n in trace["elements"]]
+            settings = {**os.environ, **self.args.settings, **train_paths.own_settings(path)}
+            topk = train_floor.topk_format(settings, self.args.ratio)
+            sizes = [train_floor.bucket_bytes(codec, n, self.nodes, topk) for n in trace["elements"]]
             if name.startswith("none"):
                 sizes = [0.0] * len(sizes)
             elif figures["by_rows"]:
@@ -400,7 +403,8 @@ class Bench(bench_rank.BenchRank):
                 figures["floor"] = train_floor.floor_without_barrier(sum(sizes), compute, self.line)
                 continue
             traced = sum(trace[part] for part in ("forward_s", "backward_s", "optimizer_s"))
-            ready = list(zip(train_floor.ready_in_a_stretch(trace["ready_s"], traced, compute), sizes))
+            trace["floor_ready_s"] = train_floor.ready_in_a_stretch(trace["ready_s"], traced, compute)
+            ready = list(zip(trace["floor_ready_s"], sizes))
             figures["floor"] = train_floor.floor_seconds(ready, trace["optimizer_s"], compute, self.line)
 
 

@@ -29,3 +29,18 @@ def complaint(payload: float, wire: float, slots: int) -> str:
         f"its node's link carried {wire / 1e6:.3f} MB a step: the payload, {payload / 1e6:.3f} MB, or more is right, "
         f"and at most {most(payload, slots) / 1e6:.3f} MB: {formula}"
     )
+
+
+#: By how much the payload may differ from the formula's: tables beside the numbers (scales of int8, starts of top-k's
+#: tiles) are 1 to 2 %, and top-k may keep up to 3 % of its entries back.
+UNLIKE = 0.04
+
+
+def unlike_the_plan(payload: float, predicted: float | None) -> str:
+    """What is wrong with the payload of a step beside its bytes by formula; "" where nothing is, or there are none."""
+    if not predicted or abs(payload / predicted - 1) <= UNLIKE:
+        return ""
+    return (
+        f"its node sent {payload / 1e6:.3f} MB a step, {payload / predicted - 1:+.1%} beside the "
+        f"{predicted / 1e6:.3f} MB that its codec makes of these gradients: at most {UNLIKE:.0%} is right"
+    )

@@ -10,7 +10,7 @@ from torch import nn
 import paceline
 import paceline.torch
 from paceline._torch import amp, cuda_steps, gates, guard
-from paceline.errors import InvalidArgumentError, PeerLostError
+from paceline.errors import InvalidArgumentError, PeerLostError, UnsupportedError
 
 
 class FakeCommunicator:
@@ -501,6 +501,36 @@ def test_momentum_twice_is_refused():
         optimizer_of(endpoint, momentum=0.9).step()
     optimizer_of(endpoint).step()
     endpoint.steps.forget()
+
+
+def test_momentum_of_adam_s_is_refused_too(endpoint):
+    corrected = FakeEndpoint(momentum=0.9)
+    for kind in (torch.optim.Adam, torch.optim.AdamW):
+        with pytest.raises(InvalidArgumentError, match=rf"{kind.__name__} applies 0.8 once more; train with SGD"):
+            optimizer_of(corrected, kind, betas=(0.8, 0.9)).step()
+    optimizer_of(corrected, torch.optim.Adam, betas=(0.0, 0.9)).step()
+    optimizer_of(endpoint, torch.optim.Adam).step()  # nothing is corrected here
+    overlapping = optimizer_of(corrected, momentum=0.9)
+    overlapping._paceline_overlaps = True
+    with pytest.raises(InvalidArgumentError, match=r"SGD applies 0\.9 once more"):
+        overlapping.step()
+    corrected.steps.forget()
+
+
+def test_a_step_under_capture_is_refused(endpoint, monkeypatch):
+    """A replay would run no hook: it would wait for nothing, and its gate would say what it said at capture."""
+    optimizer = optimizer_of(endpoint)
+    backward(endpoint)
+    before = optimizer.param_groups[0]["params"][0].detach().clone()
+    with monkeypatch.context() as capture:
+        capture.setattr(torch.cuda, "is_available", lambda: True)
+        capture.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.raises(UnsupportedError, match=r"SGD.step\(\) is being captured into a CUDA graph"):
+            optimizer.step()
+        torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1).step()  # nobody's of ours
+    assert torch.equal(optimizer.param_groups[0]["params"][0], before)
+    optimizer.step()  # and goes on without one
+    assert "wait" in endpoint.communicator.said()
 
 
 def test_an_endpoint_that_is_gone_is_forgotten():

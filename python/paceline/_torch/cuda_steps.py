@@ -242,12 +242,30 @@ class CudaSteps(residuals.ResidualSteps):
             return
         self._checked.add(optimizer)
         for group in optimizer.param_groups:
-            ours = any(self.owns(p) for p in group["params"])
-            if ours and group.get("momentum", 0):
+            own = _momentum_of(group)
+            if own is not None and any(self.owns(p) for p in group["params"]):
                 raise InvalidArgumentError(
                     f"PACELINE_TOPK_MOMENTUM={self._endpoint().momentum:g} applies the momentum before the selection, "
-                    f"and {type(optimizer).__name__} applies {group['momentum']:g} once more; give it momentum=0"
+                    f"and {type(optimizer).__name__} applies {own[0]:g} once more; {own[1]}"
                 )
+
+    def refuse_capture(self, optimizer):
+        """Raises UnsupportedError where the step under capture updates parameters whose gradients travel here."""
+        if any(self.owns(p) for group in optimizer.param_groups for p in group["params"]):
+            raise UnsupportedError(
+                f"{type(optimizer).__name__}.step() is being captured into a CUDA graph: a replay would wait for no "
+                "gradient and hear of no lost rank; step outside of the capture"
+            )
+
+
+def _momentum_of(group):
+    """(how much momentum a group's optimizer applies, what to do about it); None where it applies none."""
+    if group.get("momentum", 0):
+        return group["momentum"], "give it momentum=0"
+    betas = group.get("betas", ())
+    if betas and betas[0]:  # Adam's and its kin's first moment
+        return betas[0], "train with SGD and momentum=0, or leave PACELINE_TOPK_MOMENTUM at 0"
+    return None
 
 
 def _finish(endpoint):
@@ -270,7 +288,14 @@ def unwatch(steps):
 
 def before_optimizer_step(optimizer, args, kwargs):
     """torch's hook before every optimizer's step. With a closure: (args, kwargs) with one in its place that waits."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        for steps in list(_live):
+            if isinstance(steps, CudaSteps):
+                steps.refuse_capture(optimizer)
     if hasattr(optimizer, "_paceline_overlaps"):
+        for steps in list(_live):
+            if isinstance(steps, CudaSteps):
+                steps.check_optimizer(optimizer)
         return None  # each bucket's update waits for its own gradient
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:

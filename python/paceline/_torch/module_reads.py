@@ -9,6 +9,7 @@ hand from elsewhere (nn.LSTM's list of weights) are announced by a pre-hook as w
 import collections
 import copy
 import functools
+import types
 import weakref
 
 import torch
@@ -138,7 +139,7 @@ class ModuleReads:
 
     def before_model(self):
         """The forward pass of the whole model begins."""
-        if self.pending and (self._opaque or any(map(_is_compiled, self._modules))):
+        if self.pending and (self._opaque or any(map(_has_parameters_in_hand, self._modules))):
             self._want_all()
 
     def __reduce__(self):
@@ -207,11 +208,17 @@ def _before_state_dict(reads, _module, _prefix, _keep_vars):
     reads.everything()
 
 
-def _is_compiled(module):
+def _has_parameters_in_hand(module):
+    """Whether its forward pass is no look-up of its class's: compiled, a CUDA graph, a function that somebody made.
+
+    Methods and partials around the class's own, as Accelerate puts there, look parameters up as it does.
+    """
+    forward = module.__dict__.get("forward")
     return (
         type(module).__name__ == "OptimizedModule"
         or getattr(module, "_compiled_call_impl", None) is not None
-        or hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
+        or isinstance(forward, types.FunctionType)
+        or hasattr(forward, "_torchdynamo_orig_callable")
     )
 
 
