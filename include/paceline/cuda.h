@@ -3,7 +3,7 @@
  * paceline_cuda_error() explains the last failure.
  *
  * - No function here waits for the network, except paceline_cuda_create, _reserve, _destroy, _wait_arrival and
- *   _wait_operation.
+ *   _wait_operation, and an all-reduce that may travel by rows (row_elements), which asks what all ranks sent the last time.
  * - Streams and device pointers are the driver API's (CUstream, CUdeviceptr), which the runtime API shares.
  * - All memory is allocated by create and by reserve: none while an operation is under way.
  * - All ranks of a communicator submit the same operations in the same order, from one thread at a time.
@@ -85,6 +85,9 @@ typedef struct paceline_cuda_stats {
   /* nanoseconds from one end of a backward pass to the next, where the host waits there for the GPU to come to the last
    * operations, and where it does not: medians of the last trial, 0 before the first; the shorter way is taken */
   uint64_t pass_ns_waiting, pass_ns_ahead;
+  /* operations of which this rank's finite numbers, scaled, were beyond what the wire's type holds (fp16: 65504) and went as
+   * its largest number. Sums that are encoded once more between three nodes or more are not looked at. */
+  uint64_t saturated;
 } paceline_cuda_stats;
 
 /* 1 when a driver, a device and the stream memory operations are there; 0: `reason` (cut to capacity) names what is

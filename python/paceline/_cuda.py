@@ -81,6 +81,7 @@ class CudaStats(_library._Sized):
         ("rows_bound", c_uint64),
         ("pass_ns_waiting", c_uint64),
         ("pass_ns_ahead", c_uint64),
+        ("saturated", c_uint64),
     ]
 
 
@@ -349,8 +350,8 @@ class CudaCommunicator:
         return core._text(self._library.paceline_cuda_describe(self._open()))
 
     def stats(self):
-        """Counters as a dict: operations, wire_bytes (without headers), device, pinned and residual memory, rows; and
-        what a pass takes whose end waits for the GPU, or does not (see cuda.h)."""
+        """Counters as a dict: operations, wire_bytes (without headers), device, pinned and residual memory, rows; what
+        a pass takes whose end waits for the GPU, or does not; operations with saturated numbers (see cuda.h)."""
         raw = CudaStats()
         self._check(self._library.paceline_cuda_stats_get(self._open(), byref(raw)))
         return {name: getattr(raw, name) for name, _ in raw._fields_ if name != "struct_size"}

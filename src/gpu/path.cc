@@ -510,6 +510,7 @@ paceline_cuda_stats Path::statistics() const {
   s.wire_bytes = pump_ ? pump_->wire_bytes() : 0;
   s.rows_sent = pump_ ? pump_->rows_sent() : 0;
   s.rows_bound = pump_ ? pump_->rows_bound() : 0;
+  s.saturated = pump_ ? pump_->saturated() : 0;
   const std::lock_guard lock(memory_mutex_);
   s.pass_ns_waiting = static_cast<uint64_t>(join_trial_.pass_usual());
   s.pass_ns_ahead = static_cast<uint64_t>(join_trial_.pass_other());

@@ -5,8 +5,10 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/pause.h"
 #include "base/scheduling.h"
+#include "device/cuda/layout.h"
 #include "gpu/pump_track.h"
 #include "gpu/rest.h"
 
@@ -215,6 +217,24 @@ Status Pump::send_piece(const Shared& o, size_t index) {
   return Status::ok();
 }
 
+/// By the rank that met it: which rank's numbers these are says where to look, and others need not have any.
+void Pump::count_saturated(const Operation& o) {
+  ++saturated_;
+  if (!log::first("gpu-saturated")) return;
+  const auto& format = o.plan->request.format;
+  const bool fp16 = device::cuda::dense_wire_dtype(format) == DType::kFloat16;
+  const bool is_cast = format.codec == device::cuda::WireCodec::kFp16;
+  // What is sent is finite: a loss scaler that looks for Inf does not lower its scale by itself.
+  log::warning(
+      "rank {}: {} ({}) has finite numbers beyond {}, which are sent as the largest one; no "
+      "GradScaler sees that: {}. Said once; paceline_cuda_stats counts such operations",
+      options_.peers[static_cast<size_t>(options_.node)], o.name, o.plan->describe_data(),
+      fp16 ? "fp16's 65504" : "bf16's 3.39e38",
+      is_cast ? "make PACELINE_GRADIENT_SCALE (also below 1) or the loss scale smaller, or "
+                "use bf16 in fp16's place"
+              : "make the loss scale smaller");
+}
+
 Status Pump::send_report(const Shared& o) {
   const auto bits =
       o->plan->reports() ? *reinterpret_cast<const uint32_t*>(o->host + kReportOffset) : 0;
@@ -223,6 +243,7 @@ Status Pump::send_report(const Shared& o) {
             fmt::format("{}: an encoding holds impossible counts or positions", o->name)};
   o->report = static_cast<int32_t>(std::min<uint64_t>(o->rows, Operation::kNonFinite - 1));
   if ((bits & device::cuda::kReportNonFinite) != 0) o->report |= Operation::kNonFinite;
+  if ((bits & device::cuda::kReportSaturated) != 0) count_saturated(*o);
   const auto shape = o->plan->describe_data();
   return track(wires_.front(), o, 0, Kind::kReport, [&](const Wire& wire, Notice notice) {
     return wire.largest(&o->report, o->name.c_str(), shape.c_str(), notice);

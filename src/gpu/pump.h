@@ -149,6 +149,8 @@ class Pump {
   [[nodiscard]] uint64_t rows_sent() const { return rows_sent_.load(); }
   [[nodiscard]] uint64_t rows_bound() const { return rows_bound_.load(); }
   [[nodiscard]] uint64_t operations() const { return finished_.load(); }
+  /// Operations of which this rank encoded finite numbers that the wire's type can't hold. The first one is said.
+  [[nodiscard]] uint64_t saturated() const { return saturated_.load(); }
   /// Ends the threads, after the wires have let go of all memory, and after whoever is about to tell others of a failure.
   void stop();
 
@@ -193,6 +195,7 @@ class Pump {
   Status send_piece(const Shared& o, size_t index);
   Status send_sum(const Shared& o, size_t index);
   Status send_report(const Shared& o);
+  void count_saturated(const Operation& o);
   /// How long the encoding at `from` is, and counts its rows.
   Result<uint64_t> rows_to_send(Operation& o, const PathPiece& piece, const std::byte* from);
   Status receive_slices(const Shared& o, size_t index, int node, std::byte* to, uint64_t bytes,
@@ -257,7 +260,8 @@ class Pump {
 
   std::array<std::atomic<Time>, kOutTimes> out_at_{};
 
-  std::atomic<uint64_t> retired_{0}, wire_bytes_{0}, finished_{0}, rows_sent_{0}, rows_bound_{0};
+  std::atomic<uint64_t> retired_{0}, wire_bytes_{0}, finished_{0}, rows_sent_{0}, rows_bound_{0},
+      saturated_{0};
   std::thread pump_thread_;
   /// Asks the driver how the GPU is, which the pump must not: where a stream has no room left for what a thread enqueues, that
   /// thread waits inside the driver with its lock held, and what makes room may be for the pump to do.

@@ -16,6 +16,7 @@ from gpu_world import (
     normal,
     of_my_node,
     reduce,
+    shards,
 )
 
 import paceline
@@ -128,12 +129,6 @@ def as_int8(v, block=512):
     padded = torch.nn.functional.pad(v, (0, -v.numel() % block)).view(-1, block)
     scale = padded.abs().amax(1, keepdim=True) / 127
     return ((padded * (1 / scale)).round().clamp(-127, 127) * scale).view(-1)[: v.numel()]
-
-
-def shards(count):
-    """(first, end) of each of a node's ranks, as the path divides float32 among them; the last one has what is left."""
-    each = count // (SLOTS * 4) * 4
-    return [(rank * each, count if rank == SLOTS - 1 else (rank + 1) * each) for rank in range(SLOTS)]
 
 
 def keeps_the_books(codec, ratio, settings, steps=6, count=1_000_003, keys=((7, 600_000), (8, 400_003))):

@@ -10,7 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 from checks import check, keep_ports, run
-from gpu_world import DEVICE, NODES, RANK, SIZE, SLOTS, added, assert_same_bits, gather, of_my_node, settings
+from gpu_world import DEVICE, NODES, RANK, SIZE, SLOTS, added, assert_same_bits, gather, of_my_node, settings, shards
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -218,6 +218,68 @@ def int8_equals_its_replay():
     replay("int8")
 
 
+def reached_by_top_k(v, ratio):
+    """Where |v| reaches the threshold that top-k reads off its histograms: its last place's, less the lowest 7 bits.
+
+    Of so few elements it looks at all. There velocities become zero, also where what comes first takes every place.
+    """
+    last = v.abs().topk(max(int(ratio * v.numel()), 1)).values[-1:]
+    return v.abs() >= (last.view(torch.int32) >> 7 << 7).view(torch.float32)
+
+
+@check
+def top_k_with_momentum_equals_its_replay():
+    """By the rule of codec.h: velocity' = momentum · velocity + gradient, zero where the threshold is reached.
+
+    What is not sent must be velocity' + residual, and what is sent is what the optimizer without a momentum applies.
+    """
+    assert NODES == 2 and SLOTS <= 2
+    ratio, momentum = 0.02, 0.9
+    # One bucket, which DDP never rebuilds: shards and their velocities stay where they are.
+    with settings(codec="topk", topk_ratio=ratio, topk_momentum=momentum):
+        model = wrap(network(), bucket_cap_mb=100, find_unused_parameters=True)
+    attachment = attachment_of(model)
+    names, original, buckets = attachment.parameter_names(), attachment.all_reduce, []
+
+    def noted(bucket):
+        buckets.append([names[id(p)] for p in bucket.parameters()])
+        return original(bucket)
+
+    def flat(tensors):
+        """In the bucket's order; of all ranks of this node together."""
+        return added(of_my_node(gather(torch.cat([tensors[name].reshape(-1).cpu() for name in buckets[0]]))))
+
+    attachment.all_reduce = noted
+    copy_ = network()
+    parameters = dict(copy_.named_parameters())
+    mine, theirs = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, copy_))
+    velocity = residual = torch.zeros(sum(p.numel() for p in copy_.parameters()))
+    for step in range(STEPS):
+        mine.zero_grad()
+        theirs.zero_grad()
+        loss_of(model, batch(step)).backward()
+        loss_of(copy_, batch(step)).backward()
+        mine.step()
+        gradient = flat({name: p.grad for name, p in parameters.items()})
+        left = flat(paceline.torch.residual_state_dict(model)["residuals"])
+        float32 = torch.tensor(momentum).item()  # as the path multiplies by it
+        velocity = (float32 * velocity.double() + gradient.double() / SIZE).float()
+        v = velocity + residual
+        reached = torch.cat([reached_by_top_k(v[first:end], ratio) for first, end in shards(len(v))])
+        assert torch.allclose(left[~reached], v[~reached], rtol=1e-6, atol=1e-12), step
+        went = reached & (left == 0)
+        assert 0.98 * ratio * len(v) <= went.sum() <= ratio * len(v), (step, int(went.sum()), len(v))
+        average = added(gather(v * went)[::SLOTS])
+        for name, part in zip(buckets[0], average.split([parameters[name].numel() for name in buckets[0]])):
+            parameters[name].grad.copy_(part.view(parameters[name].shape))
+        theirs.step()
+        assert_close(model.module, copy_)
+        velocity, residual = velocity * ~reached, left
+    assert_all_ranks_equal(model)
+    assert buckets == [buckets[0]] * STEPS, [len(one) for one in buckets]
+    assert attachment.endpoint.momentum == momentum and velocity.any() and residual.any()
+
+
 class Lookup(nn.Module):
     """An embedding and a bag, both worth their rows, and a dense layer."""
 
@@ -368,21 +430,21 @@ def a_loss_scale_that_overflows_takes_the_residuals_back():
             assert_all_ranks_equal(model)
 
 
-@check
-def two_thousand_steps_with_delays():
+def steps_with_delays(steps, piece_bytes, width, travels_as, **arguments):
     """Random sleeps in the hooks: no order of events may hang, and the ranks end with the same bits.
 
     Pieces are so short that buckets have several, which lanes may carry past each other.
     """
     made = _cuda.CudaCommunicator
-    _cuda.CudaCommunicator = functools.partial(made, piece_bytes=4096)
+    _cuda.CudaCommunicator = functools.partial(made, piece_bytes=piece_bytes)
     try:
-        model = wrap(network(width=128), bucket_cap_mb=0.05)
+        model = wrap(network(width=width), **arguments)
     finally:
         _cuda.CudaCommunicator = made
     attachment = attachment_of(model)
     described = attachment.endpoint.communicator.describe()
-    assert f"pieces of 4096 bytes, {os.environ.get('PACELINE_LANES', '1')} lane" in described, described
+    lanes = os.environ.get("PACELINE_LANES", "1")
+    assert f"{travels_as} between nodes, pieces of {piece_bytes} bytes, {lanes} lane" in described, described
     original, source = attachment.all_reduce, random.Random(RANK)
 
     def delayed(bucket):
@@ -393,13 +455,31 @@ def two_thousand_steps_with_delays():
     attachment.all_reduce = delayed
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = [batch(i) for i in range(20)]
-    for step in range(2000):
+    for step in range(steps):
         optimizer.zero_grad()
         loss_of(model, data[step % 20]).backward()
         if source.random() < 0.02:
             torch.cuda.synchronize()
         optimizer.step()
     assert_all_ranks_equal(model)
+    return model, described
+
+
+@check
+def two_thousand_steps_with_delays():
+    steps_with_delays(2000, 4096, 128, "exact", bucket_cap_mb=0.05)
+
+
+@check
+def three_hundred_steps_of_top_k_with_delays():
+    """Buckets of 4 MiB: in a node the ranks copy each other's shards, a thread puts ways out on the streams.
+
+    The last bucket is too short for top-k, so exact ones, which NCCL adds up, come between.
+    """
+    with settings(codec="topk"):
+        model, described = steps_with_delays(300, 8192, 1024, "top-k", bucket_cap_mb=1)
+    assert SLOTS == 1 or "copies in the node" in described, described
+    assert any(residual.any() for residual in paceline.torch.residual_state_dict(model)["residuals"].values())
 
 
 @check

@@ -1,9 +1,9 @@
 """Ranks that train on a GPU and meet a fault. Who sees it writes what it saw.
 
-Arguments: killed, stopped, raises (rank 1), cut (the link of rank 1's node; nobody dies) or differs (rank 1's model;
-nobody dies); before or after the backward pass. With backend nccl torch's own group sums up the losses meanwhile, and
-nobody waits for that; with CHECKS_READS=1 every host does, at once. CHECKS_DESTROYS=1: the process group is destroyed
-before the error goes on.
+Arguments: killed, stopped, raises (rank 1), cut (the link of rank 1's node; nobody dies), differs (rank 1's model;
+nobody dies) or nothing (all train to an end); before or after the backward pass. With backend nccl torch's own group
+sums up the losses meanwhile, and nobody waits for that; with CHECKS_READS=1 every host does, at once.
+CHECKS_DESTROYS=1: the process group is destroyed before the error goes on.
 """
 
 import faulthandler
@@ -19,6 +19,8 @@ import torch.distributed as dist
 from gpu_world import DEVICE, RANK
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from paceline._torch.ddp import attachment_of
 
 REPORT = os.environ["CHECKS_REPORT"]
 BACKEND = os.environ.get("CHECKS_BACKEND", "gloo")
@@ -73,6 +75,16 @@ def comes_to_rest():
     return True
 
 
+def end_of_training(model, steps):
+    """Nothing has gone wrong: all ranks hold the same, and part in order."""
+    torch.cuda.synchronize()
+    mine = torch.cat([p.detach().flatten() for p in model.parameters()])
+    first = mine.clone()
+    dist.broadcast(first, 0)
+    note(trained=steps, equal=torch.equal(mine, first), finite=bool(torch.isfinite(mine).all()))
+    dist.destroy_process_group()
+
+
 def main():
     which, where = sys.argv[1:3]
     torch.manual_seed(0)
@@ -100,7 +112,10 @@ def main():
                 works[-1].wait()
                 summed.item()
 
-    for step in range(1_000_000):
+    if hasattr(model, "reducer"):
+        note(path=attachment_of(model).endpoint.communicator.describe())
+    steps = LAST if which == "nothing" else 1_000_000
+    for step in range(steps):
         snapshots[step] = [local(p).detach().clone() for p in model.parameters()]
         snapshots.pop(step - 3, None)
         optimizer.zero_grad()
@@ -131,6 +146,7 @@ def main():
                 note(destroyed=True)
             faulthandler.dump_traceback_later(5)
             raise  # the process must be able to end by itself
+    end_of_training(model, steps)
 
 
 main()

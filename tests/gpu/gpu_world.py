@@ -123,3 +123,9 @@ def added(parts):
 def of_my_node(parts):
     """This node's of one a rank."""
     return parts[NODE * SLOTS : (NODE + 1) * SLOTS]
+
+
+def shards(count):
+    """(first, end) of each of a node's ranks, as the path divides float32 among them; the last one has what is left."""
+    each = count // (SLOTS * 4) * 4
+    return [(rank * each, count if rank == SLOTS - 1 else (rank + 1) * each) for rank in range(SLOTS)]

@@ -30,10 +30,15 @@ def test_two_nodes_of_two_ranks(name):
 @pytest.mark.parametrize("fused", ["fused", "not fused"])
 @pytest.mark.parametrize(("which", "nodes"), [("killed", 2), ("killed", 3), ("stopped", 2)])
 def test_after_a_fault_only_what_had_arrived_has_changed(which, nodes, fused):
-    deadline = {"PACELINE_TIMEOUT": "5"} if which == "stopped" else {}
-    done = LabRun(
-        "faulty_overlap.py", nodes, [which, fused], timeout=60, grace="10s", CHECKS_BACKEND="nccl", **deadline
-    )
+    only_what_had_arrived_has_changed(which, nodes, fused, PACELINE_TIMEOUT="5" if which == "stopped" else "30")
+
+
+def test_after_a_fault_under_a_codec_only_what_had_arrived_has_changed():
+    only_what_had_arrived_has_changed("killed", 2, "fused", PACELINE_CODEC="fp16")
+
+
+def only_what_had_arrived_has_changed(which, nodes, fused, **chosen):
+    done = LabRun("faulty_overlap.py", nodes, [which, fused], timeout=60, grace="10s", CHECKS_BACKEND="nccl", **chosen)
     assert not done.hung, done.everything()
     victim = done.reports[1]
     for rank, report in enumerate(done.reports):

@@ -239,6 +239,30 @@ def models_one_after_the_other_take_the_memory_of_one():
     assert all(one == taken[0] for one in taken), taken
 
 
+# --- numbers that don't fit -------------------------------------------------------------------------------------------
+
+
+@check
+def gradients_beyond_fp16_are_counted_where_they_are_sent():
+    for codec, counts in (("fp16", (0, 1, 1)), ("bf16", (0, 0, 0)), ("none", (0, 0, 0))):
+        with settings(codec=codec), wrapped(nn.Linear(4, 4)) as (model, communicator):
+            for factor, count in zip((1.0, 1e6, 1.0), counts):
+                model.zero_grad()
+                (model(torch.ones(1, 4)).sum() * (factor if RANK == 1 else 1.0)).backward()
+                expected = min(factor / SIZE, 65504.0 if codec == "fp16" else factor) + 1 / SIZE
+                torch.testing.assert_close(model.module.bias.grad, torch.full((4,), expected), rtol=0.01, atol=0)
+                assert communicator.stats()["saturated"] == (count if RANK == 1 else 0), codec
+
+
+@check
+def inf_travels_as_it_is_and_is_the_scripts_to_see():
+    for codec in ("none", "fp16", "bf16"):
+        with settings(codec=codec), wrapped(nn.Linear(4, 4)) as (model, communicator):
+            (model(torch.ones(1, 4)).sum() * (float("inf") if RANK == 1 else 1.0)).backward()
+            assert model.module.bias.grad.isinf().all(), codec
+            assert communicator.stats()["saturated"] == 0, codec
+
+
 # --- waits ------------------------------------------------------------------------------------------------------------
 
 

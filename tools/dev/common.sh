@@ -80,6 +80,7 @@ setup_nvcc() {
     NVCC_OPTION=("-DPACELINE_NVCC=$(echo "$base"/lib/python3*/site-packages/nvidia/cu*/bin/nvcc)")
   else
     NVCC_MISSING=1
+    [ "${REQUIRE:-}" != nvcc ] || die "nvcc is missing and could not be installed (above), and REQUIRE=nvcc asks for it"
     say "nvcc is missing and could not be installed (above): no device code is built, and CUDA models keep torch's own all-reduce"
   fi
 }

@@ -2,8 +2,8 @@
 
 DDP looks at the futures that it gets when the pass has ended. One of them is completed with the last bucket of the
 pass, when the stream that computes has joined all: a stream that waited beside it would slow its kernels down. The
-others need say nothing, and are complete from the beginning. Nothing here waits for the network; the optimizer's step
-does (cuda_steps.py).
+others need say nothing, and are complete from the beginning. What waits for the network is the optimizer's step or,
+where that has a gate, the next pass's first bucket (cuda_steps.py); a table's rows wait for what the last pass said.
 
 The hook stands in the way of the thread that launches the model's kernels, and models of many small kernels have none
 to spare: what a bucket's call needs is worked out once (CudaCommunicator.prepare) and kept until DDP makes other ones.
