@@ -3,12 +3,13 @@
 //   build/bin/paceline lab --nodes 2 --slots 1 --rate 25gbit -- build/bin/wire_threads_bench --threads 1 2
 //
 // The real pump, wires and plan of an exact all-reduce between nodes; this program plays the GPU, which has encoded every
-// piece at once. Both directions are busy, `--window` operations are under way. Numbers of threads take turns, medians
-// count. With --burst all ranks begin a window of operations together and wait for all of it, as a step's gradients do:
-// what a wire or a rank that got less of the link has left at the end shows. With --late a node's first rank begins later:
-// what the others leave of the link meanwhile is missing at the end where each may send at its even share alone. Gb/s are
-// of gradients' encodings out of a node (and as many into it), headers not counted; cores are user and system time of one
-// rank over wall time.
+// piece, and with three nodes or more added up what has come of it, at once. Both directions are busy, `--window`
+// operations are under way. Numbers of threads take turns, medians count. With --burst all ranks begin a window of
+// operations together and wait for all of it, as a step's gradients do: what a wire or a rank that got less of the link has
+// left at the end shows, as does each rank's own end. With --late a node's first rank begins later: what the others leave
+// of the link meanwhile is missing at the end where each may send at its even share alone. Gb/s are of gradients'
+// encodings out of a node (and as many into it), headers not counted; cores are user and system time of one rank over wall
+// time.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -159,6 +160,7 @@ double processor_seconds() {
 
 struct Figures {
   double gigabits = 0, cores = 0;
+  double burst_ms = 0;  ///< of this rank alone, the median
 };
 
 /// A pump over some of the wires, with this program in the GPU's place.
@@ -192,8 +194,11 @@ class Load {
     o.failed = [](const Status&) {};
     o.enter = [] {};
     pump_ = std::make_unique<Pump>(wires, std::move(o));
+    if (plan_->hops == 2) adder_ = std::thread([this, lanes] { add_up(lanes); });
   }
   ~Load() {
+    ends_ = true;
+    if (adder_.joinable()) adder_.join();
     pump_.reset();
     std::free(flag_memory_);
   }
@@ -224,13 +229,20 @@ class Load {
     if (auto status = pump_->wait_retired(); !status) leave(status);
     const double wall = static_cast<double>(SteadyClock().now() - start) / kSecond;
     const double bits = static_cast<double>(operations * plan_->node_bytes) * 8;
-    return {bits / wall / 1e9, (processor_seconds() - before) / wall};
+    return {bits / wall / 1e9, (processor_seconds() - before) / wall, 0};
   }
 
   Time arrived_at = 0;
   [[nodiscard]] uint64_t node_bytes() const { return plan_->node_bytes; }
 
  private:
+  /// Three nodes or more: what has come of a piece is added up and encoded at once.
+  void add_up(int lanes) {
+    while (!ends_) {
+      for (int l = 0; l < lanes; ++l) Flags::store(flags_.sums(l), Flags::load(flags_.in(l)));
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
   void submit() {
     auto o = std::make_shared<Operation>();
     o->sequence = ++sequence_;
@@ -258,6 +270,8 @@ class Load {
   std::unique_ptr<Pump> pump_;
   uint64_t sequence_ = 0;
   uint32_t out_ = 0;
+  std::atomic<bool> ends_{false};
+  std::thread adder_;
 };
 
 /// The slowest rank's time decides, so all do as many operations; the number follows from the first round.
@@ -267,6 +281,15 @@ uint64_t largest_of_all(const Wire& wire, uint64_t mine) {
   if (!op) leave(op.status());
   if (auto status = wire.wait(*op); !status) leave(status);
   return static_cast<uint64_t>(word);
+}
+
+/// Every rank's number, in the order of the ranks.
+std::string of_all_ranks(const Wire& wire, double mine) {
+  auto rows = wire.gather(fmt::format("{:9.1f}", mine), 9, "bursts");
+  if (!rows) leave(rows.status());
+  std::string text;
+  for (const auto& row : *rows) text += row;
+  return text;
 }
 
 std::vector<int> find_peers(const Wire& wire, const paceline_identity& me) {
@@ -311,6 +334,7 @@ Figures run_bursts(Load& load, const Asked& asked, const Wire& wire, uint64_t op
   const double before = processor_seconds();
   const Time start = SteadyClock().now();
   uint64_t microseconds = 0;
+  std::vector<double> mine;
   const uint64_t bursts = std::max<uint64_t>(operations / static_cast<uint64_t>(asked.window), 1);
   for (uint64_t i = 0; i < bursts; ++i) {
     largest_of_all(wire, 0);
@@ -318,20 +342,23 @@ Figures run_bursts(Load& load, const Asked& asked, const Wire& wire, uint64_t op
     const Time began = SteadyClock().now();
     if (late) std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(asked.late_ms));
     load.burst();
-    curve.end(load.arrived_at, SteadyClock().now());
-    microseconds +=
-        largest_of_all(wire, static_cast<uint64_t>((SteadyClock().now() - began) / kMicrosecond));
+    const Time over = SteadyClock().now();
+    curve.end(load.arrived_at, over);
+    mine.push_back(static_cast<double>(over - began) / kMillisecond);
+    microseconds += largest_of_all(wire, static_cast<uint64_t>((over - began) / kMicrosecond));
   }
   const double wall = static_cast<double>(SteadyClock().now() - start) / kSecond;
   const double bits = 8.0 * static_cast<double>(bursts) * static_cast<double>(asked.window) *
                       static_cast<double>(load.node_bytes());
-  return {bits / static_cast<double>(microseconds) / 1e3, (processor_seconds() - before) / wall};
+  return {bits / static_cast<double>(microseconds) / 1e3, (processor_seconds() - before) / wall,
+          median(mine)};
 }
 
 void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_identity& me) {
   const auto peers = find_peers(wires[0], me);
   const auto page = asked.even ? nullptr : open_page(wires[0], me);
-  std::vector<std::vector<double>> gigabits(asked.threads.size()), cores(asked.threads.size());
+  std::vector<std::vector<double>> gigabits(asked.threads.size()), cores(asked.threads.size()),
+      bursts(asked.threads.size());
   std::vector<std::unique_ptr<Curve>> curves;
   for (size_t i = 0; i < asked.threads.size(); ++i)
     curves.push_back(std::make_unique<Curve>(me.rank == 0 ? asked.curve : ""));
@@ -355,8 +382,11 @@ void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_
       }
       gigabits[i].push_back(figures.gigabits);
       cores[i].push_back(figures.cores);
+      bursts[i].push_back(figures.burst_ms);
     }
   }
+  std::vector<std::string> by_rank;
+  for (const auto& own : bursts) by_rank.push_back(of_all_ranks(wires[0], median(own)));
   if (me.rank != 0) return;
   fmt::print("{} nodes × {} ranks, operations of {} MiB a rank in pieces of {} KiB\n",
              me.node_count, me.local_size, asked.bytes >> 20, asked.piece_bytes >> 10);
@@ -364,6 +394,7 @@ void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_
     fmt::print("{} thread{}: {:.2f} Gb/s each way out of a node, {:.2f} cores a rank\n",
                asked.threads[i], asked.threads[i] == 1 ? " " : "s", median(gigabits[i]),
                median(cores[i]));
+    if (asked.burst) fmt::print("  a burst by rank, ms:{}\n", by_rank[i]);
     curves[i]->print();
   }
 }
@@ -407,10 +438,8 @@ int main(int argc, char** argv) try {
   }
   auto me = wires[0].identity();
   if (!me) leave(me.status());
-  if (me->node_count != 2)
-    leave({Code::kInvalidArgument,
-           fmt::format("{} nodes: this program plays a GPU that makes no sums; give it two nodes",
-                       me->node_count)});
+  if (me->node_count < 2)
+    leave({Code::kInvalidArgument, "one node: nothing travels between nodes; give it two or more"});
   measure(asked, wires, *me);
   for (; !wires.empty(); wires.pop_back()) {
     if (auto status = wires.back().destroy(); !status) leave(status);

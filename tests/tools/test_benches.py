@@ -48,6 +48,21 @@ def test_codecs():
     assert rows["topk/1M_fp16"]["kept/k"] == 1 and rows["topk/1M_fp16"]["reference_GB/s"] > 0
 
 
+@in_a_lab
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_the_wire_of_cuda_tensors(nodes):
+    """With three nodes sums go back."""
+    program, lab = ROOT / "build" / "bin", ("lab", "--nodes", str(nodes), "--rate", "1gbit", "--no-calibration", "--")
+    words = ("--threads", "1", "--burst", "--window", "2", "--bytes", "262144", "--piece", "131072", "--rounds", "1")
+    command = [program / "paceline", *lab, program / "wire_threads_bench", *words, "--seconds", "0.05"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "each way out of a node" in line]
+    assert float(line.split(":")[1].split()[0]) > 0, line
+    (ranks,) = [line.split(":")[1].split() for line in done.stdout.splitlines() if "a burst by rank" in line]
+    assert len(ranks) == nodes and all(float(one) > 0 for one in ranks), ranks
+
+
 def test_memory(tmp_path):
     out = tmp_path / "memory.json"
     rows = figures(bench("memory", "--mib", 8, "--json", out), out)
