@@ -140,7 +140,7 @@ def test_bytes_on_a_link_are_the_payload_its_headers_and_little_more():
     assert "+5.0%" in wire_bytes.unlike_the_plan(52.5e6, 50e6)
     assert wire_bytes.unlike_the_plan(25e6, None) == ""
     # Where little is sent it is the messages beside it that count.
-    assert wire_bytes.complaint(1000, 60_000, 1) == "" != wire_bytes.complaint(1000, 80_000, 1)
+    assert wire_bytes.complaint(1000, 9000, 1) == "" != wire_bytes.complaint(1000, 10_000, 1)
 
 
 def test_a_table_holds_the_ready_times_of_its_floor_and_one_node_s_steps_beside_ddp_s():
