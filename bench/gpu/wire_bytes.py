@@ -6,8 +6,8 @@ from __future__ import annotations
 FRAME, SEGMENT = 1514, 1448
 #: What may come on top of payload and headers: packets that are sent twice, acknowledgements, frames that are not full.
 SHARE = 1.02
-#: Bytes a step and rank of a node for control: who is ready, where to send, what has come. Models under top-k were seen to
-#: take 17 kB a node (21 buckets) beyond payload and headers; where more is sent SHARE has room for it.
+#: Bytes a step and rank of a node for control: who is ready, where to send, what has come. Models under top-k were
+#: seen to take 17 kB a node (21 buckets) beyond payload and headers; where more is sent SHARE has room for it.
 CONTROL = 8 << 10
 
 
