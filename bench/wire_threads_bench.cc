@@ -386,6 +386,7 @@ void measure(const Asked& asked, const std::vector<Wire>& wires, const paceline_
     }
   }
   std::vector<std::string> by_rank;
+  by_rank.reserve(bursts.size());
   for (const auto& own : bursts) by_rank.push_back(of_all_ranks(wires[0], median(own)));
   if (me.rank != 0) return;
   fmt::print("{} nodes × {} ranks, operations of {} MiB a rank in pieces of {} KiB\n",

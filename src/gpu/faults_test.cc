@@ -125,6 +125,25 @@ TEST(Faults, ARankWithoutADriverIsNamedOnAll) {
   });
 }
 
+TEST(Faults, ARankWithoutNcclIsNamedOnAll) {
+  Cluster cluster({.nodes = 2, .local_size = 2});
+  cluster.run([&](Rank r) {
+    auto drivers = cluster.drivers();
+    if (r == 2)
+      drivers.nccl = [](const std::string&) -> Result<const drivers::nccl::Api*> {
+        return Status(Code::kUnavailable, "NCCL 2.13.4 is too old: as the test says");
+      };
+    PathOptions options;
+    options.device = r;
+    auto made = Path::create(drivers, cluster.comm(r), options);
+    ASSERT_FALSE(made.is_ok());
+    EXPECT_EQ(made.status().code(), Code::kUnavailable);
+    const auto text = made.status().message();
+    EXPECT_NE(text.find("NCCL 2.13.4 is too old"), std::string::npos) << text;
+    EXPECT_EQ(text.find("rank 2") != std::string::npos, r != 2) << text;
+  });
+}
+
 TEST(Faults, LanesThatDifferAreNamed) {
   Cluster cluster({.nodes = 2, .local_size = 1});
   cluster.run([&](Rank r) {

@@ -75,6 +75,69 @@ def test_the_start_up_line_says_what_was_found_and_what_it_took():
     assert said == "tried at the start, for 0.31 s: 16 MiB in 6.2 ms, by NCCL between nodes 5.1"
 
 
+class Made:
+    """What the choice would make of a path: it writes down what becomes of it."""
+
+    codec, closed = "none", False
+
+    def __init__(self):
+        self.steps = self.communicator = self
+
+    def forget(self):
+        pass
+
+    def close(self):
+        self.closed = True
+
+    def describe(self):
+        return "paceline: by Paceline"
+
+
+@pytest.fixture
+def choice(monkeypatch):
+    """f(seconds of ours, of NCCL, …): (the path that cuda._choose() chose or None, what it said, whether it tried)."""
+    from paceline._torch import cuda
+
+    def choose(ours, theirs, wish="auto", codec="none", backend="nccl"):
+        said, tried = [], []
+
+        def compare(*_):
+            tried.append(True)
+            return ours, theirs, 16 * MIB
+
+        made = Made()
+        made.codec = codec
+        monkeypatch.setattr(cuda, "say_once", said.append)
+        monkeypatch.setattr(cuda.dist, "get_rank", lambda _: 0)
+        monkeypatch.setattr(cuda.dist, "get_backend_config", lambda _: f"cpu:gloo,cuda:{backend}")
+        monkeypatch.setattr(cuda.core, "setting", lambda name, _face: wish if name == "cuda_path" else "0")
+        monkeypatch.setattr(cuda.endpoints, "connect", lambda *_, **__: made)
+        monkeypatch.setattr(cuda, "_agree", lambda *_: (made, ""))
+        monkeypatch.setattr(cuda, "CudaEndpoint", lambda *_: made)
+        monkeypatch.setattr(cuda_probe, "compare", compare)
+        chosen = cuda._choose(None, None)
+        assert made.closed == (chosen is None)
+        return chosen, said, bool(tried)
+
+    return choose
+
+
+def test_the_faster_way_is_chosen_and_the_line_says_why(choice):
+    chosen, said, tried = choice(0.005, 0.006)
+    assert chosen is not None and tried
+    assert "16 MiB in 5.0 ms, by NCCL between nodes 6.0" in said[0] and said[1] == "by Paceline"
+    chosen, said, tried = choice(0.006, 0.005)
+    assert chosen is None and tried
+    assert "by NCCL between nodes 5.0" in said[0]
+    assert said[1].startswith("the CUDA model keeps torch's own all-reduce: NCCL carried 16 MiB in 5.0 ms")
+
+
+@pytest.mark.parametrize("given", [{"wish": "paceline"}, {"codec": "fp16"}, {"backend": "gloo"}])
+def test_what_the_user_chose_is_not_tried(choice, given):
+    chosen, said, tried = choice(0.006, 0.001, **given)
+    assert chosen is not None and not tried and said[0] == "by Paceline"
+
+
 class LostSoon:
     """A communicator, and torch's NCCL: a rank is lost once NCCL waits for it, and the wait ends by an abort."""
 

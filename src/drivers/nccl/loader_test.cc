@@ -5,6 +5,22 @@
 namespace paceline::drivers::nccl {
 namespace {
 
+// First of all: what is found once stays.
+TEST(Loader, AnOldNcclIsRefusedByItsVersionOrByWhatItLacks) {
+  auto old = load(PACELINE_NCCL_OLD);
+  ASSERT_FALSE(old.is_ok());
+  EXPECT_EQ(old.status().code(), Code::kUnavailable);
+  for (const char* part : {"NCCL 2.13.4", PACELINE_NCCL_OLD, "too old: 2.14 or later is needed"})
+    EXPECT_NE(old.status().message().find(part), std::string::npos) << old.status().message();
+  EXPECT_EQ(old.status().message().find("lacks"), std::string::npos) << old.status().message();
+  auto lacking = load(PACELINE_NCCL_LACKING);
+  ASSERT_FALSE(lacking.is_ok());
+  EXPECT_EQ(lacking.status().code(), Code::kUnavailable);
+  for (const char* part : {"NCCL 2.28.9", PACELINE_NCCL_LACKING, "it lacks ncclBroadcast"})
+    EXPECT_NE(lacking.status().message().find(part), std::string::npos)
+        << lacking.status().message();
+}
+
 TEST(Loader, FindsNcclOrSaysWhatToInstall) {
   auto library = load("/nowhere/libnccl.so.2");
   if (library) {
