@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import time
 
 import train_paths
 
 
 class HostParts:
-    """Seconds spent inside the hook (`hook`) and inside the library's calls (`library`), of the thread that calls."""
+    """Seconds spent inside the hook (`hook`) and inside the library's calls (`library`), of the thread that calls.
+
+    sleeps: how often it slept there, by part: in a wait, or where another thread held a lock of the driver's.
+    """
 
     def __init__(self):
         self.hook = self.library = 0.0
+        self.sleeps = {"hook": 0, "library": 0}
 
     def _timed(self, call, part):
         def timed(*arguments, **keywords):
+            slept = _sleeps_so_far()
             started = time.perf_counter()
             try:
                 return call(*arguments, **keywords)
             finally:
                 setattr(self, part, getattr(self, part) + time.perf_counter() - started)
+                self.sleeps[part] += _sleeps_so_far() - slept
 
         return timed
 
@@ -42,3 +49,8 @@ class HostParts:
         finally:
             for owner, name, _ in watched:
                 delattr(owner, name)
+
+
+def _sleeps_so_far():
+    """Of the thread that asks."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

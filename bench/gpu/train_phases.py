@@ -11,6 +11,7 @@ import contextlib
 import statistics
 import time
 
+import train_host
 import train_threads
 
 NAMES = ("forward", "backward", "join", "optimizer")
@@ -57,12 +58,15 @@ class Phases:
     def measure(self, steps):
         """{"device": medians by phase, "host": the same, "step": the median time from begin to begin}, seconds.
 
-        "threads": what this process's threads did, see train_threads.py.
+        "inside": seconds and sleeps a step in Paceline's hook, and of that in its library, of who calls it; "threads":
+        what this process's threads did, see train_threads.py.
         """
-        with self._noting_the_last_gradient():
+        parts = train_host.HostParts()
+        with self._noting_the_last_gradient(), parts.watch(self._variant):
             before = train_threads.now()
             rows = [self._step() for _ in range(_LEFT_OUT + steps + 1)]
             threads = train_threads.between(before, train_threads.now(), len(rows))
+            in_all = len(rows)
         self._clock.settle()
         rows = rows[_LEFT_OUT:]
         spans = {
@@ -72,6 +76,9 @@ class Phases:
         result = {where: dict(zip(NAMES, map(statistics.median, zip(*each)))) for where, each in spans.items()}
         begins = [row[0][0] for row in rows]
         result["threads"] = threads
+        result["inside"] = {
+            part: [getattr(parts, part) / in_all, slept / in_all] for part, slept in parts.sleeps.items()
+        }
         result["step"] = statistics.median(self._clock.seconds(a, b) for a, b in zip(begins, begins[1:]))
         return result
 
@@ -84,5 +91,6 @@ def lines(result):
         cells = "".join(f"{phases['device'][n] * 1e3:9.2f}{phases['host'][n] * 1e3:7.2f}" for n in NAMES)
         made.append(f"{result['model']:10} {path:40}{cells}   of a step of {phases['step'] * 1e3:.2f}")
     for path, phases in found.items():
-        made += [f"{result['model']:10} {path}, rank 0:", *train_threads.lines(phases["threads"])]
+        inside = ", ".join(f"{s * 1e3:.2f} ms and {n:.1f} sleeps in its {p}" for p, (s, n) in phases["inside"].items())
+        made += [f"{result['model']:10} {path}, rank 0: {inside}", *train_threads.lines(phases["threads"])]
     return made if found else []

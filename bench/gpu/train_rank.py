@@ -273,6 +273,7 @@ class Bench(bench_rank.BenchRank):
             figures = self.result["paths"][variant.path]["phases"] = {
                 "step": self.largest(mine["step"]),
                 "threads": mine["threads"],
+                "inside": mine["inside"],
             }
             for where in ("device", "host"):
                 figures[where] = {name: self.total(s) / self.size for name, s in mine[where].items()}

@@ -267,6 +267,11 @@ def test_small_on_cpus(tmp_path):
     for figures in (figures["phases"] for figures in paths.values() if "phases" in figures):
         assert figures["host"] == pytest.approx(figures["device"], rel=0.1, abs=1e-4), "a CPU has one clock"
         assert 0 < sum(figures["device"].values()) < 2 * figures["step"]
+    inside = {path: figures["phases"]["inside"] for path, figures in paths.items() if "phases" in figures}
+    assert inside["ddp"] == {"hook": [0, 0], "library": [0, 0]}
+    for path in ("fp16", "topk"):
+        (hook, in_hook), (library, in_library) = inside[path]["hook"], inside[path]["library"]
+        assert 0 < library < hook and in_library <= in_hook, inside[path]
     text = (tmp_path / "train.txt").read_text()
     assert "fp16" in text and sum("of a step of" in line for line in text.splitlines()) == len(paths) - 1
     with gzip.open(tmp_path / "bert.fp16.trace.json.gz") as trace:
