@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 
 #include "base/log.h"
@@ -27,6 +28,8 @@ constexpr Time kSustained = kMillisecond / 2;
 constexpr Time kCountEvery = kMillisecond / 4;
 // For how long a peer counts whose flows have taken all there was.
 constexpr Time kLately = 2 * kMillisecond;
+// For how long a peer counts among those that share the flows: longer, as a flow that rested begins slowly.
+constexpr Time kRecently = 100 * kMillisecond;
 // Of several peers now the one has more to get, now the other.
 constexpr double kUneven = 1.5;
 
@@ -318,10 +321,13 @@ void TcpChannelImpl::feed_flows(TcpPeer& peer) {
   // One piece a flow and round: whichever flow can take bytes takes the next piece.
   while (any && sent < kSendBudget) {
     any = false;
+    int taking = 0;
     for (std::size_t i = 0; i < peer.out.size(); ++i) {
       Connection* c = peer.out[i];
-      if (c == nullptr || c->role != Connection::Role::kDataOut || !c->is_writable) continue;
-      if (!c->has_piece && !peer.session->has_pieces()) continue;
+      if (c == nullptr || c->role != Connection::Role::kDataOut) continue;
+      const bool takes = ++taking <= flows_in_use_;
+      if (!c->is_writable) continue;
+      if (!c->has_piece && (!takes || !peer.session->has_pieces())) continue;
       IoResult r = pump_piece(*c, *peer.session, lends ? &lender_ : nullptr, shared_);
       if (r.end == IoEnd::kBroken) {
         broken(*c, r);
@@ -334,13 +340,19 @@ void TcpChannelImpl::feed_flows(TcpPeer& peer) {
   if (any) mark(peer);
 }
 
-/// How many peers the limit is dealt to: those with more than leaves, now or lately, for that changes by the message.
+/// How many peers the limit is dealt to: those with more than leaves, now or lately, for that changes by the message. They
+/// share the flows, too: where three nodes send into a link by two flows each, every flow's window is a few packets, and one
+/// that loses a packet stops until that is missed. All together have as many as one alone, or one each.
 void TcpChannelImpl::count_waiting() {
   if (shared_.now - counted_at_ < kCountEvery) return;
   counted_at_ = shared_.now;
   sharing_ = 0;
-  for (const auto& [rank, peer] : peers_)
+  int share_flows = 0;
+  for (const auto& [rank, peer] : peers_) {
     sharing_ += peer->is_waiting || shared_.now - peer->waited_at < kLately ? 1 : 0;
+    share_flows += peer->is_waiting || shared_.now - peer->waited_at < kRecently ? 1 : 0;
+  }
+  flows_in_use_ = (options_.flows + share_flows - 1) / share_flows;
 }
 
 /// Only while more has been waiting than leaves, for some time: a short message must not be stretched to the time that it
@@ -349,11 +361,13 @@ void TcpChannelImpl::limit_flows() {
   if (waiting_ == 0) waits_since_ = kNever;
   if (waiting_ > 0 && waits_since_ == kNever) waits_since_ = shared_.now;
   const bool sustained = waiting_ > 0 && shared_.now - waits_since_ >= kSustained;
-  if (sustained) count_waiting();
-  uint64_t limit = sustained ? flow_limit_.load() : 0;
-  if (sharing_ > 1)
-    limit =
-        static_cast<uint64_t>(kUneven * static_cast<double>(limit) / static_cast<double>(sharing_));
+  if (waiting_ > 0) count_waiting();  // so at least one has
+  const auto sharing = static_cast<int>(std::max<uint64_t>(sharing_, 1));
+  const double part = sharing > 1 ? kUneven / sharing : 1.0;
+  const auto limit =
+      sustained ? static_cast<uint64_t>(
+                      std::ceil(part * static_cast<double>(rate_limit_.load()) / flows_in_use_))
+                : 0;
   if (limit == flows_limited_to_) return;
   flows_limited_to_ = limit;
   for (const auto& [rank, peer] : peers_) {

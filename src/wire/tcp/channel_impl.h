@@ -61,8 +61,7 @@ class TcpChannelImpl final : public TcpChannel {
   void set_interlude(Interlude* interlude) override { shared_.interlude = interlude; }
   void limit_rate(uint64_t bytes_per_second) override {
     // Without a wake(): where something waits, progress() is called soon anyway.
-    flow_limit_ = (bytes_per_second + static_cast<uint64_t>(options_.flows) - 1) /
-                  static_cast<uint64_t>(options_.flows);
+    rate_limit_ = bytes_per_second;
   }
   [[nodiscard]] Counters counters() const override {
     Counters c = shared_.counters;
@@ -155,8 +154,9 @@ class TcpChannelImpl final : public TcpChannel {
   std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
   Time handshake_check_at_ = kNever;
   bool leaving_ = false;
-  std::atomic<uint64_t> flow_limit_{0};  ///< bytes a second of a data connection; 0: none
-  uint64_t flows_limited_to_ = 0;        ///< now
+  std::atomic<uint64_t> rate_limit_{0};  ///< bytes a second of all that leaves; 0: none
+  uint64_t flows_limited_to_ = 0;        ///< each, now
+  int flows_in_use_ = options_.flows;    ///< of each peer's, now
   int waiting_ = 0;                      ///< peers with pieces that their flows do not take yet
   Time waits_since_ = kNever;
   Time counted_at_ = 0;
