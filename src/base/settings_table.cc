@@ -230,7 +230,9 @@ constexpr SettingRow kRows[] = {
     {"wire", kChoice, "auto", "auto|tcp|shm",
      "auto: shared memory inside a node, TCP between nodes; tcp: TCP only; shm: shared memory only "
      "(one node)."},
-    {"flows", kInteger, "2", "1..16", "TCP data flows to each peer."},
+    {"flows", kInteger, "2", "1..16",
+     "TCP data flows to each peer; peers that are sent to at a time share so many, one each at "
+     "least."},
     {"zero_copy", kChoice, "auto", "auto|0|1",
      "Long TCP messages leave from the caller's memory without a copy. auto: to other machines; 1: "
      "also to namespaces and containers of this one, which may after an abort still receive what "
