@@ -75,8 +75,10 @@ setup_nvcc() {
   case "$given" in "" | "$PACELINE_CACHE"/venv-cuda-*) ;; *) return ;; esac
   NVCC_OPTION=(-DPACELINE_NVCC=)
   if nvcc --version >/dev/null 2>&1 || /usr/local/cuda/bin/nvcc --version >/dev/null 2>&1; then return; fi
+  local patience=(1 10)
+  [ "${REQUIRE:-}" != nvcc ] || patience=(5 60)
   if [ -e "$base/complete" ] ||
-     PIP_RETRIES=1 PIP_DEFAULT_TIMEOUT=10 under_lock "$PACELINE_CACHE/lock" fill_environment cuda "$base"; then
+     PIP_RETRIES=${patience[0]} PIP_DEFAULT_TIMEOUT=${patience[1]} under_lock "$PACELINE_CACHE/lock" fill_environment cuda "$base"; then
     NVCC_OPTION=("-DPACELINE_NVCC=$(echo "$base"/lib/python3*/site-packages/nvidia/cu*/bin/nvcc)")
   else
     NVCC_MISSING=1
