@@ -523,7 +523,7 @@ def test_a_step_under_capture_is_refused(endpoint, monkeypatch):
     backward(endpoint)
     before = optimizer.param_groups[0]["params"][0].detach().clone()
     with monkeypatch.context() as capture:
-        capture.setattr(torch.cuda, "is_available", lambda: True)
+        capture.setattr(torch.cuda, "is_initialized", lambda: True)
         capture.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         with pytest.raises(UnsupportedError, match=r"SGD.step\(\) is being captured into a CUDA graph"):
             optimizer.step()

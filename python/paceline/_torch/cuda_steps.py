@@ -288,14 +288,14 @@ def unwatch(steps):
 
 def before_optimizer_step(optimizer, args, kwargs):
     """torch's hook before every optimizer's step. With a closure: (args, kwargs) with one in its place that waits."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        for steps in list(_live):
-            if isinstance(steps, CudaSteps):
-                steps.refuse_capture(optimizer)
+    ours = [steps for steps in list(_live) if isinstance(steps, CudaSteps)]
+    # Not is_available(), which asks the driver each time.
+    if ours and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        for steps in ours:
+            steps.refuse_capture(optimizer)
     if hasattr(optimizer, "_paceline_overlaps"):
-        for steps in list(_live):
-            if isinstance(steps, CudaSteps):
-                steps.check_optimizer(optimizer)
+        for steps in ours:
+            steps.check_optimizer(optimizer)
         return None  # each bucket's update waits for its own gradient
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:

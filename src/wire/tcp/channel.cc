@@ -352,6 +352,7 @@ void TcpChannelImpl::count_waiting() {
     sharing_ += peer->is_waiting || shared_.now - peer->waited_at < kLately ? 1 : 0;
     share_flows += peer->is_waiting || shared_.now - peer->waited_at < kRecently ? 1 : 0;
   }
+  share_flows = std::max(share_flows, 1);  // one that waited may be gone
   flows_in_use_ = (options_.flows + share_flows - 1) / share_flows;
 }
 
@@ -361,7 +362,7 @@ void TcpChannelImpl::limit_flows() {
   if (waiting_ == 0) waits_since_ = kNever;
   if (waiting_ > 0 && waits_since_ == kNever) waits_since_ = shared_.now;
   const bool sustained = waiting_ > 0 && shared_.now - waits_since_ >= kSustained;
-  if (waiting_ > 0) count_waiting();  // so at least one has
+  if (waiting_ > 0) count_waiting();
   const auto sharing = static_cast<int>(std::max<uint64_t>(sharing_, 1));
   const double part = sharing > 1 ? kUneven / sharing : 1.0;
   const auto limit =
