@@ -105,6 +105,19 @@ TEST(Faults, OneNodeIsRefused) {
   });
 }
 
+/// No rank gets a path; all say what is missing, and the others whose it is.
+void expect_named(Cluster& cluster, Rank r, const Drivers& drivers, const std::string& what,
+                  Rank lacking) {
+  PathOptions options;
+  options.device = r;
+  auto made = Path::create(drivers, cluster.comm(r), options);
+  ASSERT_FALSE(made.is_ok());
+  EXPECT_EQ(made.status().code(), Code::kUnavailable);
+  const auto text = made.status().message();
+  EXPECT_NE(text.find(what), std::string::npos) << text;
+  EXPECT_EQ(text.find(fmt::format("rank {}", lacking)) != std::string::npos, r != lacking) << text;
+}
+
 TEST(Faults, ARankWithoutADriverIsNamedOnAll) {
   Cluster cluster({.nodes = 2, .local_size = 1});
   const cu::Api none;
@@ -114,14 +127,7 @@ TEST(Faults, ARankWithoutADriverIsNamedOnAll) {
       drivers.cuda = &none;
       drivers.missing = Status(Code::kUnavailable, "no CUDA driver: as the test says");
     }
-    PathOptions options;
-    options.device = r;
-    auto made = Path::create(drivers, cluster.comm(r), options);
-    ASSERT_FALSE(made.is_ok());
-    EXPECT_EQ(made.status().code(), Code::kUnavailable);
-    const auto text = made.status().message();
-    EXPECT_NE(text.find("no CUDA driver"), std::string::npos) << text;
-    EXPECT_EQ(text.find("rank 1") != std::string::npos, r == 0) << text;
+    expect_named(cluster, r, drivers, "no CUDA driver", 1);
   });
 }
 
@@ -133,14 +139,7 @@ TEST(Faults, ARankWithoutNcclIsNamedOnAll) {
       drivers.nccl = [](const std::string&) -> Result<const drivers::nccl::Api*> {
         return Status(Code::kUnavailable, "NCCL 2.13.4 is too old: as the test says");
       };
-    PathOptions options;
-    options.device = r;
-    auto made = Path::create(drivers, cluster.comm(r), options);
-    ASSERT_FALSE(made.is_ok());
-    EXPECT_EQ(made.status().code(), Code::kUnavailable);
-    const auto text = made.status().message();
-    EXPECT_NE(text.find("NCCL 2.13.4 is too old"), std::string::npos) << text;
-    EXPECT_EQ(text.find("rank 2") != std::string::npos, r != 2) << text;
+    expect_named(cluster, r, drivers, "NCCL 2.13.4 is too old", 2);
   });
 }
 
