@@ -147,15 +147,21 @@ def test_device_code_does_not_need_the_wheels_compiler(tmp_path):
     assert words[words.index("-ccbin") + 1] == shutil.which("g++")
 
 
-def nvcc_option(tree, wheels):
-    """What ./dev says, and gives to CMake last, where the system has no nvcc and pip knows these packages alone."""
+def setup_nvcc(tree, wheels, **more):
+    """./dev's way to nvcc where the system has none and pip knows these packages alone."""
     hide = 'if [ -d /usr/local/cuda/bin ]; then mount -t tmpfs none "$(readlink -f /usr/local/cuda)"; fi'
     script = f'{hide}; . "{COMMON}"; setup_nvcc build; printf "%s\\n" "${{NVCC_OPTION[@]}}"'
     env = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     env |= {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
-    env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PACELINE_CACHE": str(tree.parent / "cache")}
+    env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PACELINE_CACHE": str(tree.parent / "cache"), "REQUIRE": ""} | more
     command = ["unshare", "--mount", "bash", "-euc", script]
-    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=120, check=True)
+    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def nvcc_option(tree, wheels):
+    """What it says, and gives to CMake last."""
+    done = setup_nvcc(tree, wheels)
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
 
@@ -179,6 +185,8 @@ def test_where_the_system_has_no_nvcc_it_is_installed_once(tree, tmp_path):
     wheels.mkdir()
     said = nvcc_option(tree, wheels)
     assert said[-1] == "-DPACELINE_NVCC=" and "no device code is built" in said[-2], said
+    refused = setup_nvcc(tree, wheels, REQUIRE="nvcc")
+    assert refused.returncode == 1 and "REQUIRE=nvcc asks for it" in refused.stdout + refused.stderr
 
     for line in (tree / "requirements" / "cuda.txt").read_text().split():
         name, version = line.split("==")
