@@ -179,10 +179,10 @@ constexpr SettingRow kRows[] = {
      "at "
      "least 4 cores a rank, else 1."},
     {"codec_threads", kChoice, "auto", "auto|1|2|3|4|5|6|7|8|9|10|11|12|13|14|15|16",
-     "Threads with which a rank codes a bucket of a model on the CPU under top-k; auto: half of "
-     "the "
-     "cores that it may use, which it shares with the job's ranks on its machine unless there are "
-     "as many for each; one to four."},
+     "Threads with which a rank codes a bucket of a model on the CPU under top-k, and reads and "
+     "adds up what lies in the memory of its node's other ranks; auto: half of the cores that it "
+     "may use, which it shares with the job's ranks on its machine unless there are as many for "
+     "each; one to four."},
     {"piece_bytes", kInteger, "524288", "4096..1073741824",
      "The largest message; bigger buffers are cut and pipelined."},
     {"fusion_threshold", kInteger, "4194304", "0..",

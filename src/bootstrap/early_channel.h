@@ -32,6 +32,7 @@ class EarlyChannel final : public wire::Channel {
   }
   [[nodiscard]] bool notes_waiting() const override { return below_->notes_waiting(); }
   void set_interlude(Interlude* interlude) override { below_->set_interlude(interlude); }
+  void set_workers(Workers* workers) override { below_->set_workers(workers); }
   bool progress(Time now, wire::Events& events) override {
     bool had = !early_.empty();
     for (auto& note : early_.notes) events.notes.push_back(std::move(note));

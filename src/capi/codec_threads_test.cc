@@ -1,4 +1,4 @@
-// Threads that code top-k: how many, and that they are put to work.
+// Threads that code top-k and add up what lies in memory: how many, and that they are put to work.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -103,6 +103,31 @@ TEST(CodecThreads, ShareABucket) {
     result.struct_size = sizeof result;
     MUST(paceline_run(comm, &a, &result) == PACELINE_OK);
     MUST(come_to("paceline-codec", 2));
+    MUST(paceline_comm_destroy(comm) == PACELINE_OK);
+    MUST(come_to("paceline-codec", 0));
+    return 0;
+  });
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r), 0);
+}
+
+TEST(CodecThreads, ShareWhatLiesInAnotherRanksMemory) {
+  const Given threads("PACELINE_CODEC_THREADS", "3");
+  Processes ranks(2, [](int rank, FileStore& store) {
+    auto* comm = create(rank, 2, store);
+    MUST(comm != nullptr);
+    constexpr size_t kCount = (4U << 20) + 3;
+    auto* data = static_cast<float*>(paceline_alloc(comm, kCount * sizeof(float)));
+    MUST(data != nullptr);
+    const auto value = [](int of, size_t i) { return static_cast<float>((i * 7 + of) % 1009); };
+    for (size_t i = 0; i < kCount; ++i) data[i] = value(rank, i);
+    MUST(threads_named("paceline-codec") == 0);
+    auto a = op_args(0, 0, data, data, kCount);
+    paceline_result result{};
+    result.struct_size = sizeof result;
+    MUST(paceline_run(comm, &a, &result) == PACELINE_OK);
+    MUST(come_to("paceline-codec", 2));
+    for (size_t i = 0; i < kCount; ++i) MUST(data[i] == value(0, i) + value(1, i));
+    paceline_free(comm, data);
     MUST(paceline_comm_destroy(comm) == PACELINE_OK);
     MUST(come_to("paceline-codec", 0));
     return 0;

@@ -118,8 +118,8 @@ class Engine {
   /// begins and ends. In between, from other threads and one at a time, submit(), send(), receive(), outcome(),
   /// forget() and met_neighbours() may be called, nothing else: whoever submits waits for neither. Must outlive the engine; nullptr: none.
   virtual void set_interlude(Interlude* interlude) = 0;
-  /// Threads that share the coding of a bucket under top-k; must outlive the engine. nullptr: none, it is done by the
-  /// thread that calls progress().
+  /// Threads that share the coding of a bucket under top-k, and what the channel reads of other ranks' memory; must
+  /// outlive the engine, and the channel while it is driven. nullptr: none, all is done by the thread that calls progress().
   virtual void set_workers(Workers* workers) = 0;
   virtual Result<OpId> submit(const Operation& operation, Time now) = 0;
   virtual Result<OpId> send(const Transfer& transfer, Time now) = 0;

@@ -88,7 +88,10 @@ class EngineImpl final : public Engine {
   EngineImpl(const EngineOptions& options, const bootstrap::Topology& topology,
              wire::Channel& channel);
 
-  void set_workers(Workers* workers) override { workers_ = workers; }
+  void set_workers(Workers* workers) override {
+    workers_ = workers;
+    channel_.set_workers(workers);
+  }
   void set_interlude(Interlude* interlude) override {
     interlude_.outer = interlude;
     channel_.set_interlude(interlude == nullptr ? nullptr : &interlude_);

@@ -35,6 +35,10 @@
 #include "base/status.h"
 #include "base/types.h"
 
+namespace paceline {
+class Workers;
+}
+
 namespace paceline::wire {
 
 using Tag = uint64_t;
@@ -45,7 +49,8 @@ class Sink {
   virtual ~Sink() = default;
   /// Bytes [offset, offset + data.size()) of the message. Every byte comes exactly once; pieces
   /// come in any order; `offset` is a multiple of kPieceAlign and so is the size, but for the
-  /// message's last piece. `data` is valid during the call only. Runs inside progress().
+  /// message's last piece. `data` is valid during the call only. Runs inside progress(); where the channel has workers,
+  /// for several pieces at once.
   virtual void consume(uint64_t offset, std::span<const std::byte> data) = 0;
   /// The same, and what these bytes become is written to `place`, as many bytes that the sender sees (it may be where
   /// `data` lies). False: it was not.
@@ -159,6 +164,9 @@ class Channel {
   /// Told, within progress(), when a long copy to or from a socket begins and ends. In between send() and receive() may
   /// be called, from other threads and one at a time, nothing else. nullptr: nobody.
   virtual void set_interlude(Interlude* /*interlude*/) {}
+  /// Threads that may lend a hand, within progress(), with long messages that lie in memory. Must outlive the channel, or
+  /// what drives it. nullptr: none.
+  virtual void set_workers(Workers* /*workers*/) {}
 
   /// Moves what can be moved now and appends what happened. Returns true when anything did.
   virtual bool progress(Time now, Events& events) = 0;

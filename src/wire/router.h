@@ -50,6 +50,10 @@ class Router final : public Channel {
     if (near_) near_->set_interlude(interlude);
     if (far_) far_->set_interlude(interlude);
   }
+  void set_workers(Workers* workers) override {
+    if (near_) near_->set_workers(workers);
+    if (far_) far_->set_workers(workers);
+  }
   void limit_rate(uint64_t bytes_per_second) override {
     if (far_) far_->limit_rate(bytes_per_second);
   }

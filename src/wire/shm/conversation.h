@@ -39,6 +39,7 @@ struct Shared {
   std::vector<Completion> done;  ///< for the next progress()
   std::vector<Note> notes;
   Counters counters;
+  Workers* workers = nullptr;      ///< of the channel's owner; null: none
   std::vector<std::byte> scratch;  ///< one chunk
   Status aborted;
 };
@@ -71,8 +72,8 @@ class Conversation {
   /// Reads the peer's records and writes what waited for room; sets `moved` when it did anything.
   /// An error ends the conversation: the peer is gone or breaks the protocol.
   Status exchange(bool& moved);
-  /// One chunk of one pull, or of one message that the peer wants as pieces. Returns the bytes
-  /// moved.
+  /// One chunk of one pull, or as many pulls as suit the workers, and one of a message that the peer wants as pieces.
+  /// Returns the bytes moved.
   uint64_t transfer(Status& status);
   /// transfer() has something to do.
   [[nodiscard]] bool has_transfers() const { return !pulls_.empty() || !copies_.empty(); }
@@ -120,6 +121,12 @@ class Conversation {
     uint64_t done = 0;
     std::byte* answer = nullptr;  ///< of the peer's arena, where it is wanted
     uint64_t answered = 0;        ///< bytes written back into the slots that they came in
+  };
+  struct Part {  ///< of a pull, for one of several threads
+    Pull* pull = nullptr;
+    uint64_t from = 0;
+    uint64_t bytes = 0;
+    bool answered = false;
   };
   struct Copy {
     uint64_t id = 0;
@@ -171,8 +178,9 @@ class Conversation {
   bool ask_past_arena(const RecordHeader& piece);
   uint64_t step_pull(Status& status);
   uint64_t read_chunk(Pull& pull, uint64_t bytes, Status& status);
-  void deliver(const Pull& pull, std::span<const std::byte> data) const;
+  static void deliver(const Pull& pull, uint64_t at, std::span<const std::byte> data);
   bool read_in_place(Pull& pull, uint64_t bytes);
+  bool read_part(const Pull& pull, uint64_t from, uint64_t bytes) const;
   void finish_pull(const Pull& pull);
   bool on_pull(const RecordHeader& header);
   bool on_piece(const RingReader::Record& record);
@@ -187,6 +195,9 @@ class Conversation {
   Slot* free_slot();
   void release_slots();
 
+  // together.cc
+  uint64_t read_together();
+
   Rank peer_;
   std::string name_;
   Shared& shared_;
@@ -198,6 +209,7 @@ class Conversation {
   std::unordered_map<uint64_t, Lent> lent_;
   std::deque<Queued> queue_;
   std::deque<Pull> pulls_;                        ///< read by this side, in order
+  std::vector<Part> parts_;                       ///< of these, reused
   std::unordered_map<uint64_t, Pull> piecewise_;  ///< pushed by the peer
   std::deque<Copy> copies_;                       ///< pushed by this side
   std::unordered_map<uint64_t, Held> held_;       ///< by the offer's number

@@ -86,6 +86,8 @@ class Impl final : public ShmChannel {
     with->post_note(bytes);
   }
 
+  void set_workers(Workers* workers) override { shared_.workers = workers; }
+
   [[nodiscard]] bool notes_waiting() const override {
     return std::any_of(peers_.begin(), peers_.end(),
                        [](const auto& peer) { return peer && peer->notes_waiting(); });

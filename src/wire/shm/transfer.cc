@@ -11,7 +11,8 @@
 namespace paceline::wire::shm {
 
 uint64_t Conversation::transfer(Status& status) {
-  const uint64_t pulled = pulls_.empty() ? 0 : step_pull(status);
+  uint64_t pulled = pulls_.empty() ? 0 : read_together();
+  if (pulled == 0 && !pulls_.empty()) pulled = step_pull(status);
   if (!status.is_ok()) return pulled;
   return pulled + (copies_.empty() ? 0 : step_copy());
 }
@@ -123,7 +124,7 @@ uint64_t Conversation::read_chunk(Pull& pull, uint64_t bytes, Status& status) {
   std::byte* into = direct ? pull.posted.inbox.into + pull.done : shared_.scratch.data();
   const int error = link_->read_memory(pull.offer.spare + pull.done, into, bytes);
   if (error == 0) {
-    if (!direct) deliver(pull, {into, bytes});
+    if (!direct) deliver(pull, pull.done, {into, bytes});
     return bytes;
   }
   if (error == ESRCH) {
@@ -141,26 +142,29 @@ uint64_t Conversation::read_chunk(Pull& pull, uint64_t bytes, Status& status) {
   return 0;
 }
 
-void Conversation::deliver(const Pull& pull, std::span<const std::byte> data) const {
+void Conversation::deliver(const Pull& pull, uint64_t at, std::span<const std::byte> data) {
   if (pull.posted.inbox.sink != nullptr) {
-    pull.posted.inbox.sink->consume(pull.done, data);
+    pull.posted.inbox.sink->consume(at, data);
   } else {
-    std::memcpy(pull.posted.inbox.into + pull.done, data.data(), data.size());
+    std::memcpy(pull.posted.inbox.into + at, data.data(), data.size());
   }
 }
 
 /// False: the peer has taken the message back, its memory may be gone.
 bool Conversation::read_in_place(Pull& pull, uint64_t bytes) {
   if (!link_->begin_access()) return false;
-  const auto data = link_->arena(pull.offer.where + pull.done, bytes);
-  if (pull.answer == nullptr) {
-    deliver(pull, data);
-  } else if (!pull.posted.inbox.sink->consume_and_answer(pull.done, data,
-                                                         pull.answer + pull.done)) {
-    pull.answer = nullptr;  // the later message brings it
-  }
+  if (!read_part(pull, pull.done, bytes)) pull.answer = nullptr;
   link_->end_access();
   return true;
+}
+
+/// Several threads may be at a message. False: no answer was written, the later message brings it.
+bool Conversation::read_part(const Pull& pull, uint64_t from, uint64_t bytes) const {
+  const auto data = link_->arena(pull.offer.where + from, bytes);
+  if (pull.answer != nullptr)
+    return pull.posted.inbox.sink->consume_and_answer(from, data, pull.answer + from);
+  deliver(pull, from, data);
+  return false;
 }
 
 void Conversation::finish_pull(const Pull& pull) {
@@ -234,7 +238,7 @@ bool Conversation::use_piece(const RecordHeader& header, std::span<const std::by
         pull.done, data, link_->arena_to_write(header.where, header.length));
     if (answered) pull.answered += data.size();
   } else {
-    deliver(pull, data);
+    deliver(pull, pull.done, data);
   }
   pull.done += data.size();
   return true;
