@@ -97,8 +97,8 @@ PACELINE_API int paceline_cuda_available(char* reason, size_t capacity);
 PACELINE_API paceline_code paceline_cuda_create(paceline_comm* comm,
                                                 const paceline_cuda_options* options,
                                                 paceline_cuda** cuda);
-/* Allocates what buffers of together `bytes` (the largest of `largest`) need per step, counted as float32. Call it before
- * the first operation and when the model grows; it waits for what is under way. Where the settings' codec keeps residuals
+/* Allocates what buffers of together `bytes` (the largest of `largest`) need per step, counted as float32, the same on all
+ * ranks. Call it before the first operation and when the model grows; it waits for what is under way. Where the settings' codec keeps residuals
  * their memory is taken too; else by the first operation that asks for such a codec, which must find nothing under way. */
 PACELINE_API paceline_code paceline_cuda_reserve(paceline_cuda* cuda, uint64_t bytes,
                                                  uint64_t largest);

@@ -3,7 +3,9 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <mutex>
 #include <set>
 #include <string>
@@ -38,6 +40,11 @@ Seen& seen() {
 
 }  // namespace
 
+Level level_named(std::string_view name) {
+  constexpr std::string_view kNames[] = {"trace", "debug", "info", "warning", "error", "off"};
+  const auto* at = std::find(std::begin(kNames), std::end(kNames), name);
+  return at == std::end(kNames) ? Level::kWarning : static_cast<Level>(at - std::begin(kNames));
+}
 void set_level(Level level) { current_level.store(static_cast<int>(level)); }
 bool enabled(Level level) { return static_cast<int>(level) >= current_level.load(); }
 void set_rank(int rank) { current_rank.store(rank); }

@@ -11,6 +11,8 @@ namespace paceline::log {
 enum class Level : int { kTrace = 0, kDebug = 1, kInfo = 2, kWarning = 3, kError = 4, kOff = 5 };
 
 void set_level(Level level);
+/// As PACELINE_LOG_LEVEL names them: "trace", "debug" … "off"; kWarning for any other name.
+Level level_named(std::string_view name);
 bool enabled(Level level);
 /// Shown in front of every line; -1 before the rank is known.
 void set_rank(int rank);

@@ -75,6 +75,13 @@ TEST_F(Log, ALevelIsEnabledFromTheOneThatIsSetOn) {
   EXPECT_FALSE(enabled(Level::kWarning));
 }
 
+TEST_F(Log, LevelsHaveTheSettingsNames) {
+  EXPECT_EQ(level_named("trace"), Level::kTrace);
+  EXPECT_EQ(level_named("error"), Level::kError);
+  EXPECT_EQ(level_named("off"), Level::kOff);
+  EXPECT_EQ(level_named("loud"), Level::kWarning);
+}
+
 TEST_F(Log, TheRankStandsInFront) {
   set_level(Level::kInfo);
   set_rank(0);

@@ -34,17 +34,11 @@ paceline_code no_failure(paceline_code code) {
   return invalid(fmt::format("{} is not the code of a failure", code));
 }
 
-log::Level parse_level(const std::string& name) {
-  constexpr std::string_view kNames[] = {"trace", "debug", "info", "warning", "error", "off"};
-  auto at = std::find(std::begin(kNames), std::end(kNames), name);
-  return static_cast<log::Level>(at - std::begin(kNames));
-}
-
 Status create(const paceline_comm_options& o, paceline_comm** out) {
   PACELINE_RETURN_IF_ERROR(check(o));
   PACELINE_ASSIGN(auto face, parse_face(o.face == nullptr ? "" : o.face));
   PACELINE_ASSIGN(auto settings, Settings::load(face));
-  log::set_level(parse_level(settings.text("log_level")));
+  log::set_level(log::level_named(settings.text("log_level")));
 
   auto comm = std::make_unique<paceline_comm>();
   comm->fork_generation = fork_generation();

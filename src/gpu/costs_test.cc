@@ -43,12 +43,14 @@ Calls calls_so_far(Cluster& cluster) {
 
 /// Calls of rank 0 for its third small bucket, when nothing else is under way.
 Calls calls_of_a_bucket(bool ahead, int nodes, int local_size, uint64_t bytes,
-                        uint64_t row_elements = 0, const char* node_reduce = "") {
+                        uint64_t row_elements = 0, const char* node_reduce = "",
+                        uint64_t small_model = 0) {
   Cluster cluster({.nodes = nodes, .local_size = local_size});
   Calls calls;
   cluster.run([&](Rank r) {
     auto made = cluster.create(r, {.lanes = 4,
                                    .usual_in_node = kUsualInNode,
+                                   .small_model = small_model,
                                    .ahead = ahead,
                                    .node_gather = "copies",
                                    .node_reduce = node_reduce});
@@ -131,6 +133,16 @@ TEST(Costs, ABucketsCallsWhenItIsSubmitted) {
     }
     EXPECT_EQ(calls, wanted) << local_size << ": " << text_of(calls);
   }
+}
+
+// What a host that is slower than its GPU has no time for: NCCL's call, and what follows it on the streams.
+TEST(Costs, CopiesBringWhatASmallModelSends) {
+  constexpr uint64_t kBytes = 4U << 20;
+  const auto kernels = [&](uint64_t small_model) {
+    return calls_of_a_bucket(false, 2, 2, kBytes, 0, "auto", small_model)["launch_kernel"];
+  };
+  EXPECT_EQ(kernels(3 * kBytes), 0U) << "a thread launches them";
+  EXPECT_EQ(kernels(3 * kBytes - 1), 1U);
 }
 
 // Rows take two kernels more to encode, and a copy in for each node, as long as what it sent.

@@ -170,6 +170,7 @@ Status Path::read_table(const std::vector<TableRow>& rows) {
 
 Status Path::prepare() {
   PACELINE_RETURN_IF_ERROR(drivers_.missing);
+  log::set_level(log::level_named(setting("log_level")));  // this library has a log of its own
   codec_ = codec_of(setting("codec"));
   ratio_ = number("topk_ratio", 0.01);
   fp16_values_ = setting("topk_fp16") == "1";
@@ -208,13 +209,12 @@ Status Path::prepare_copies() {
   if (options_.node_gather.empty()) options_.node_gather = setting("node_gather");
   if (options_.node_reduce.empty()) options_.node_reduce = setting("node_reduce");
   if (options_.least_given == 0) options_.least_given = kLeastGiven;
+  if (options_.small_model == 0) options_.small_model = kSmallModel;
   if (options_.node_gather == "nccl") return Status::ok();
   auto copies = std::make_unique<NodeCopies>(api_, shape_.local_size, shape_.local_rank);
   const uint64_t most = options_.usual_in_node * 3 / 2;
   // Streams that share hardware queues would hold up the model behind a wait for the node (see ahead()).
-  const bool given = options_.node_reduce == "copies" ||
-                     (options_.node_reduce == "auto" && codec_ == WireCodec::kTopK);
-  const bool lands = given && !shares_queues();
+  const bool lands = options_.node_reduce != "nccl" && !shares_queues();
   auto status = copies->prepare(
       most / static_cast<uint64_t>(shape_.local_size) + kPieceGranule * sizeof(float), lands);
   if (status) {

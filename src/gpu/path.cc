@@ -257,8 +257,7 @@ Result<std::shared_ptr<const Operation>> Path::submit(const AllReduce& r, const 
   job.defers = !r.prompt;
   job.operation->meets = shape_.local_size > 1;
   job.operation->copies = copies_ != nullptr && copies_->fits(*plan);
-  const bool wanted = options_.node_reduce == "copies" || format.codec == WireCodec::kTopK;
-  job.operation->brings = wanted && job.operation->copies && copies_->lands() && launches_later() &&
+  job.operation->brings = wants_copies(format.codec) && job.operation->copies && copies_->lands() && launches_later() &&
                           !r.prompt && plan->shard * dtype_size(r.dtype) >= options_.least_given;
   const double extra = format.codec == WireCodec::kFp16 ? gradient_scale_ : 1.0;
   job.scale_in = static_cast<float>((r.average ? 1.0 / me_.size : 1.0) * r.factor * extra);
@@ -272,6 +271,15 @@ Result<std::shared_ptr<const Operation>> Path::submit(const AllReduce& r, const 
   job.segments_first = first;
   PACELINE_RETURN_IF_ERROR(launch(job, r.stream).status());
   return std::shared_ptr<const Operation>(job.operation);
+}
+
+/// Whether copies bring gradients to who adds them up. They take no multiprocessor, and a thread submits them: top-k's step
+/// is bound by the model's kernels, and a small model's by those or by its host. A large one's dense gradients wait for the
+/// link, and NCCL's reduce-scatter, without a pass for the sum, has them there a little sooner.
+bool Path::wants_copies(WireCodec codec) const {
+  if (options_.node_reduce != "auto") return options_.node_reduce == "copies";
+  if (codec == WireCodec::kTopK) return true;
+  return reserved_bytes_ > 0 && reserved_bytes_ <= options_.small_model;
 }
 
 Path::Job Path::make_job(const std::shared_ptr<const PathPlan>& plan, const std::string& name) {

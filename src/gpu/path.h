@@ -92,6 +92,8 @@ struct PathOptions {
   uint64_t least_slice = kLeastSlice;  ///< of what is cut over several wires; the same on all ranks
   uint64_t usual_in_node = 0;  ///< bytes of an operation in a node of several; 0: kUsualInNode
   uint64_t least_given = 0;    ///< bytes of a shard that copies bring; 0: kLeastGiven
+  uint64_t small_model =
+      0;  ///< bytes of reserve() up to which copies bring what dense codecs send; 0: kSmallModel
   /// Whether all of an operation is enqueued when it is submitted, which asks for nothing of the hardware; unset: where
   /// CUDA_DEVICE_MAX_CONNECTIONS gives streams too few queues of their own. It always is where NCCL gathers in the node.
   std::optional<bool> ahead;
@@ -114,6 +116,10 @@ inline constexpr uint64_t kUsualInNode = 64U << 20;
 
 /// Shorter shards are NCCL's to add up: its kernels are over before the node's hosts have met.
 inline constexpr uint64_t kLeastGiven = 256U << 10;
+
+/// A model of so many bytes of gradients (of reserve()) or less is through on the link, in whatever codec, about when it
+/// has computed: what its kernels and its host lose to the path is what a step takes longer.
+inline constexpr uint64_t kSmallModel = 256U << 20;
 
 struct AllReduce {
   uint64_t data = 0;
@@ -346,6 +352,7 @@ class Path {
   void settle_launches();
   bool end_of_pass_waits();
   [[nodiscard]] uint64_t last_ones(uint64_t operation) const;
+  [[nodiscard]] bool wants_copies(device::cuda::WireCodec codec) const;
   Status wait_finished(uint64_t operation, Time began, double timeout_s, bool finite) const;
   [[nodiscard]] bool launches_later() const { return launcher_ != nullptr; }
   /// q: of the part that begins at element `first`.

@@ -26,7 +26,11 @@ struct Case {
 class Saturation : public testing::Test {
  protected:
   void SetUp() override { log::forget_keys(); }
-  void TearDown() override { unsetenv("PACELINE_GRADIENT_SCALE"); }
+  void TearDown() override {
+    unsetenv("PACELINE_GRADIENT_SCALE");
+    unsetenv("PACELINE_LOG_LEVEL");
+    log::set_level(log::Level::kWarning);
+  }
 
   /// All-reduces of ones, with `value` in the middle of rank 1's: what each rank has counted after each, and all that was
   /// written to standard error.
@@ -86,6 +90,13 @@ TEST_F(Saturation, IsCountedEachTimeAndSaidOnce) {
         "beyond fp16's 65504, which are sent as the largest one", "PACELINE_GRADIENT_SCALE",
         "bf16 in fp16's place"})
     EXPECT_NE(o.said.find(part), std::string::npos) << part << ": " << o.said;
+}
+
+TEST_F(Saturation, IsCountedAndNotSaidAtTheLogLevelOfErrors) {
+  setenv("PACELINE_LOG_LEVEL", "error", 1);
+  const auto o = run({{1e6F}});
+  EXPECT_EQ(o.counts[1], (Counts{1}));
+  EXPECT_EQ(o.said, "");
 }
 
 TEST_F(Saturation, IsNoneOfWhatFits) {
