@@ -257,8 +257,9 @@ Result<std::shared_ptr<const Operation>> Path::submit(const AllReduce& r, const 
   job.defers = !r.prompt;
   job.operation->meets = shape_.local_size > 1;
   job.operation->copies = copies_ != nullptr && copies_->fits(*plan);
-  job.operation->brings = wants_copies(format.codec) && job.operation->copies && copies_->lands() && launches_later() &&
-                          !r.prompt && plan->shard * dtype_size(r.dtype) >= options_.least_given;
+  job.operation->brings = wants_copies(format.codec) && job.operation->copies && copies_->lands() &&
+                          launches_later() && !r.prompt &&
+                          plan->shard * dtype_size(r.dtype) >= options_.least_given;
   const double extra = format.codec == WireCodec::kFp16 ? gradient_scale_ : 1.0;
   job.scale_in = static_cast<float>((r.average ? 1.0 / me_.size : 1.0) * r.factor * extra);
   job.scale_out = static_cast<float>(1.0 / extra);
