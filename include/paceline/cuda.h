@@ -28,6 +28,8 @@ typedef struct paceline_cuda_options {
   uint64_t piece_bytes;     /* of gradient per pipelined piece; 0: 4 MiB */
   const char* nccl_library; /* NULL: the one loaded in the process, else libnccl.so.2 */
   uint64_t pinned_bytes;    /* for encodings under way, at least; 0: 32 MiB */
+  int32_t
+      only_prompt; /* not 0: all-reduces are prompt (see there): no memory for gradients that copies bring */
 } paceline_cuda_options;
 
 typedef struct paceline_cuda_args {

@@ -27,6 +27,7 @@ class CudaOptions(_library._Sized):
         ("piece_bytes", c_uint64),
         ("nccl_library", c_char_p),
         ("pinned_bytes", c_uint64),
+        ("only_prompt", c_int32),
     ]
 
 
@@ -164,11 +165,11 @@ class CudaCommunicator:
 
     Creation is collective and blocks; all ranks submit the same operations in the same order, from one thread at a
     time. lanes: 0 is what the settings say; piece_bytes: 0 is 4 MiB. nccl: path of NCCL's library, or None for the one
-    in the process. pinned: bytes of host memory for what is under way, at least. Raises a PacelineError named by the
-    failure.
+    in the process. pinned: bytes of host memory for what is under way, at least. only_prompt: all-reduces will be so,
+    and no memory is taken for what others need. Raises a PacelineError named by the failure.
     """
 
-    def __init__(self, communicator, device, lanes=0, piece_bytes=0, nccl=None, pinned=0):
+    def __init__(self, communicator, device, lanes=0, piece_bytes=0, nccl=None, pinned=0, only_prompt=False):
         self._library = load()
         self._handle = None
         self._lock = threading.Lock()
@@ -181,6 +182,7 @@ class CudaCommunicator:
             piece_bytes=piece_bytes,
             nccl_library=nccl.encode() if nccl else None,
             pinned_bytes=pinned,
+            only_prompt=only_prompt,
         )
         handle = c_void_p()
         code = self._library.paceline_cuda_create(communicator._open_handle(), byref(options), byref(handle))

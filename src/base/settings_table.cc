@@ -156,8 +156,8 @@ constexpr SettingRow kRows[] = {
     {"node_reduce", kChoice, "auto", "auto|copies|nccl",
      "How gradients of CUDA tensors come to the GPU of a node that adds them up: copies: by copy "
      "engines, where node_gather is by copies too and a GPU's share is long; nccl: by NCCL's "
-     "reduce-scatter; auto: copies for top-k and for models of up to 256 MiB of gradients (as "
-     "float32), whose steps the model's kernels bound, or its host; else nccl."},
+     "reduce-scatter; auto: copies for top-k and for models of up to 256 MiB of gradients, "
+     "whose steps the model's kernels bound, or its host; else nccl."},
     {"node_ctas", kInteger, "16", "1..64",
      "Thread blocks (CTAs) of the GPU that NCCL may take for a collective of CUDA tensors inside a "
      "node, beside the model's."},

@@ -86,6 +86,7 @@ Status create(paceline_comm* comm, const paceline_cuda_options& o, paceline_cuda
   options.piece_bytes = o.piece_bytes;
   options.nccl_library = o.nccl_library == nullptr ? "" : o.nccl_library;
   if (o.pinned_bytes > 0) options.least_host_bytes = o.pinned_bytes;
+  options.only_prompt = o.only_prompt != 0;
   PACELINE_ASSIGN(auto path, gpu::Path::create(drivers, comm, options));
   *out = new paceline_cuda{std::move(path), getpid()};
   return Status::ok();

@@ -214,7 +214,7 @@ Status Path::prepare_copies() {
   auto copies = std::make_unique<NodeCopies>(api_, shape_.local_size, shape_.local_rank);
   const uint64_t most = options_.usual_in_node * 3 / 2;
   // Streams that share hardware queues would hold up the model behind a wait for the node (see ahead()).
-  const bool lands = options_.node_reduce != "nccl" && !shares_queues();
+  const bool lands = options_.node_reduce != "nccl" && !options_.only_prompt && !shares_queues();
   auto status = copies->prepare(
       most / static_cast<uint64_t>(shape_.local_size) + kPieceGranule * sizeof(float), lands);
   if (status) {
@@ -238,14 +238,21 @@ Status Path::open_copies(const std::vector<std::string>& rows) {
                 sizeof(cu::IpcMemHandle));
   }
   if (copies_) status = copies_->open(handles);
-  const std::string mine = copies_ ? std::string(status.message()) : no_copies_;
+  const std::string reason = copies_ ? std::string(status.message()) : no_copies_;
+  const char lands = copies_ && copies_->lands() ? '+' : '-';
   PACELINE_ASSIGN(auto answers,
-                  wire_.gather(std::string(shortened(mine, kReasonBytes - 1)), kReasonBytes,
-                               "whether GPUs of a node can read each other"));
-  for (size_t r = 0; r < answers.size() && no_copies_.empty(); ++r) {
-    if (answers[r][0] != '\0') no_copies_ = fmt::format("rank {}: {}", r, answers[r].c_str());
+                  wire_.gather(lands + std::string(shortened(reason, kReasonBytes - 2)),
+                               kReasonBytes, "whether GPUs of a node can read each other"));
+  bool all_land = true;
+  for (size_t r = 0; r < answers.size(); ++r) {
+    all_land = all_land && answers[r][0] == '+';
+    const char* told = answers[r].c_str() + 1;
+    if (no_copies_.empty() && *told != '\0') no_copies_ = fmt::format("rank {}: {}", r, told);
   }
-  if (no_copies_.empty()) return Status::ok();
+  if (no_copies_.empty()) {
+    copies_->land(all_land);
+    return Status::ok();
+  }
   if (copies_) copies_->close();
   copies_ = nullptr;
   if (options_.node_gather == "auto") return Status::ok();

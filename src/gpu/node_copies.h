@@ -38,8 +38,9 @@ class NodeCopies {
 
   /// Takes memory for shards of up to `bytes`; `lands`: for what others give, too.
   Status prepare(uint64_t bytes, bool lands);
-  /// Whether all ranks have room for what is given.
+  /// Whether this rank has room for what is given; all ranks, once land() was told.
   [[nodiscard]] bool lands() const { return lands_; }
+  void land(bool all) { lands_ = all; }
   [[nodiscard]] const cu::IpcMemHandle& handle() const { return handle_; }
   /// Whether a slot holds a shard of the plan; the same on all ranks of the node.
   [[nodiscard]] bool fits(const PathPlan& plan) const;

@@ -3,8 +3,8 @@
 // Per operation, on its streams (see path_plan.h for the steps):
 //
 //   out    after the caller's stream: the node's other ranks get their shards by copies; when the node has met for that
-//          (given and brought flags) this rank's are added up, by top-k's encoder as it reads them (small shards, or
-//          where copies can't be: NCCL's reduce-scatter); per piece: encode into a slot of a small ring
+//          (given and brought flags) this rank's are added up, by top-k's encoder as it reads them (small shards, large
+//          models' dense codecs, or where copies can't be: NCCL's reduce-scatter); per piece: encode into a slot of a small ring
 //   copy   per piece: encoding → pinned memory, then the out flag
 //   watch  waits for every flag that the host sets, one after the other; the streams that go on then wait for events.
 //          Only where the way in is enqueued ahead: with few hardware queues, or several GPUs a node among which NCCL
@@ -94,6 +94,7 @@ struct PathOptions {
   uint64_t least_given = 0;    ///< bytes of a shard that copies bring; 0: kLeastGiven
   uint64_t small_model =
       0;  ///< bytes of reserve() up to which copies bring what dense codecs send; 0: kSmallModel
+  bool only_prompt = false;  ///< no copies bring anything: there is no memory for them
   /// Whether all of an operation is enqueued when it is submitted, which asks for nothing of the hardware; unset: where
   /// CUDA_DEVICE_MAX_CONNECTIONS gives streams too few queues of their own. It always is where NCCL gathers in the node.
   std::optional<bool> ahead;

@@ -1,7 +1,7 @@
 // The path of one all-reduce of device memory, as data: who holds which shard, how it is cut into pieces, where their
 // encodings lie, and what goes over the link.
 //
-//   NCCL reduce-scatter in the node → per piece: encode, copy out, exchange, copy in, combine → NCCL all-gather
+//   reduce-scatter in the node (copies or NCCL) → per piece: encode, copy out, exchange, copy in, combine → all-gather
 //
 // One hop: every node's encoding of a piece goes to every other node, and each rank adds them. Two nodes, top-k, and
 // what is short.

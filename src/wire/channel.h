@@ -161,7 +161,7 @@ class Channel {
   /// True while a note for a peer that is not lost waits in this process: it would end with it.
   [[nodiscard]] virtual bool notes_waiting() const { return false; }
 
-  /// Told, within progress(), when a long copy to or from a socket begins and ends. In between send() and receive() may
+  /// Told, within progress(), when a long copy to or from a socket, or what workers do, begins and ends. In between send() and receive() may
   /// be called, from other threads and one at a time, nothing else. nullptr: nobody.
   virtual void set_interlude(Interlude* /*interlude*/) {}
   /// Threads that may lend a hand, within progress(), with long messages that lie in memory. Must outlive the channel, or

@@ -47,7 +47,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def ranks(size, *words, out=None):
+def ranks(size, *words, out=None, **variables):
     """`size` ranks told who they are as torchrun tells them. (exit codes, standard output, standard error)."""
     common = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     common["PACELINE_PORT"] = free_port()  # not the usual one: other tests run beside these
@@ -55,7 +55,7 @@ def ranks(size, *words, out=None):
         processes = []
         try:
             for rank in range(size):
-                told = {**common, "RANK": rank, "LOCAL_RANK": rank, "PACELINE_SECRET": "5e" * 16}
+                told = {**common, "RANK": rank, "LOCAL_RANK": rank, "PACELINE_SECRET": "5e" * 16, **variables}
                 processes.append(
                     subprocess.Popen(
                         [PROGRAM, "bench", *map(str, words)],
@@ -218,6 +218,14 @@ def test_a_line_names_the_codec_that_the_settings_gave(tmp_path):
     words = (*words[2:], "--bytes", 4096, "--dtype", "int32")  # travels exactly, whatever the settings say
     (row,) = bench_in_a_lab(tmp_path / "int32.json", *words, PACELINE_CODEC="fp16")
     assert row["codec"] == "none"
+
+
+@pytest.mark.parametrize(("buffers", "threads"), [("private", 1), ("shared", 2), ("exchanged", 2)])
+def test_a_line_counts_the_threads_that_read_a_neighbour_s_memory(buffers, threads, tmp_path):
+    words = ("--bytes", "4KiB,2MiB", "--iterations", 2, "--turns", 1, "--buffers", buffers)
+    codes, _, err = ranks(2, "allreduce", *words, "--json", tmp_path / "lines.json", PACELINE_CODEC_THREADS=2)
+    assert codes == [0, 0], err
+    assert [row["threads"] for row in lines(tmp_path / "lines.json")] == [1, threads]
 
 
 @in_a_lab

@@ -22,6 +22,16 @@ def test_where():
     pathlib.Path(__file__).with_suffix(".where").write_text(PIPE)
 """
 
+HANGS = """
+import pathlib, time
+
+def test_one():
+    try:
+        time.sleep(600)
+    finally:
+        pathlib.Path("{}", "interrupted").touch()
+"""
+
 
 @pytest.fixture
 def machine(tmp_path):
@@ -38,14 +48,14 @@ def machine(tmp_path):
         )
         for tool in tools.iterdir():
             tool.chmod(0o755)
-        return {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+        return {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "REQUIRE": "nvcc"}  # as under .ci/run
 
     return make
 
 
 def run(env, *arguments):
     command = [sys.executable, SCRIPT, *map(str, arguments)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
 def suite(folder, **files):
@@ -72,10 +82,17 @@ def test_each_file_runs_once_and_what_kills_has_a_pair_of_its_own(machine, tmp_p
 
 
 def test_a_file_that_does_not_end_is_a_failure(machine, tmp_path):
-    files = suite(tmp_path, test_hangs="import time\ndef test_one():\n    time.sleep(600)\n", test_fine=PASSES)
+    files = suite(tmp_path, test_hangs=HANGS.format(tmp_path), test_fine=PASSES)
     done = run(machine(4), *files, "--out", tmp_path / "out", "--limit", 10)
     assert done.stdout.splitlines()[-1] == "1 passed, 1 failed" and done.returncode == 1, done.stdout + done.stderr
+    assert (tmp_path / "interrupted").exists(), "what the tests have to end they end"
     assert "test_hangs.py on GPUs" in done.stdout and "cut off by the limit" in done.stdout
+
+
+def test_a_file_without_a_test_is_a_failure(machine, tmp_path):
+    done = run(machine(2), *suite(tmp_path, test_none=""), "--out", os.path.relpath(tmp_path / "out", ROOT))
+    assert done.stdout.splitlines()[-1] == "0 passed, 1 failed" and done.returncode == 1, done.stdout + done.stderr
+    assert "its end was 5" in done.stdout
 
 
 def test_what_is_missing_is_named(machine, tmp_path):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -50,15 +51,23 @@ class Pair:
         self.env |= {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50", "CUDA_VISIBLE_DEVICES": "0,1"}
 
     def close(self) -> None:
-        quit_it = {**os.environ, **self.env}
-        subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, env=quit_it, check=False)
+        ends = {"input": "quit\n", "text": True, "env": {**os.environ, **self.env}, "check": False}
+        try:
+            subprocess.run(["nvidia-cuda-mps-control"], timeout=30, **ends)  # it waits for clients that still live
+        except subprocess.TimeoutExpired:
+            print(f"gpu_suites: the MPS server of GPUs {self.name} does not end", flush=True)
 
 
 def run(file: Path, pair: Pair, out: Path, until: float) -> None:
-    defaults = {"CUDA_DEVICE_MAX_CONNECTIONS": "16", "CHECKS_PATIENCE": "2", "REQUIRE": "cuda", "PYTHONUNBUFFERED": "1"}
-    options = {"env": {**defaults, **os.environ, **pair.env}, "stderr": subprocess.STDOUT, "start_new_session": True}
+    defaults = {"CUDA_DEVICE_MAX_CONNECTIONS": "16", "CHECKS_PATIENCE": "2", "PYTHONUNBUFFERED": "1"}
+    env = {
+        **defaults,
+        **os.environ,
+        **pair.env,
+        "REQUIRE": "cuda",
+    }
+    options = {"env": env, "stderr": subprocess.STDOUT, "start_new_session": True}
     junit = out / f"{file.stem}.xml"
-    junit.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--junitxml={junit}", str(file)]
     started = time.monotonic()
     with open(out / f"{file.stem}.log", "wb") as log:
@@ -66,19 +75,33 @@ def run(file: Path, pair: Pair, out: Path, until: float) -> None:
         try:
             tests.wait(max(1.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            os.killpg(tests.pid, 9)
-            tests.wait()
+            end(tests)
+            junit.unlink(missing_ok=True)
     passed, failed = counts(junit)
     ended = "" if junit.exists() else ", cut off by the limit or dead: its log says how far it came"
+    if junit.exists() and not failed and tests.returncode:
+        ended = f": its end was {tests.returncode}, which its tests do not explain"
+        junit.unlink()
     took = f"{time.monotonic() - started:.0f} s"
     print(f"{file.name} on GPUs {pair.name}: {passed} passed, {failed} failed in {took}{ended}", flush=True)
 
 
+def end(tests: subprocess.Popen[bytes]) -> None:
+    """First as a user would: what the tests have started is then ended by them."""
+    os.killpg(tests.pid, signal.SIGINT)
+    try:
+        tests.wait(20)
+    except subprocess.TimeoutExpired:
+        os.killpg(tests.pid, signal.SIGKILL)
+        tests.wait()
+
+
 def counts(junit: Path) -> tuple[int, int]:
     """A file that did not come to its end counts as one failure."""
-    if not junit.exists():
+    try:
+        cases = list(ET.parse(junit).getroot().iter("testcase"))
+    except (OSError, ET.ParseError):
         return 0, 1
-    cases = list(ET.parse(junit).getroot().iter("testcase"))
     bad = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
     return sum(case.find("skipped") is None for case in cases) - bad, bad
 
@@ -93,9 +116,12 @@ def main() -> int:
         sys.exit(f"gpu_suites: there is no file {missing}")
     until = time.monotonic() + args.limit
     devices = gpus()
-    args.out.mkdir(parents=True, exist_ok=True)
+    out = args.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
     files = [file.resolve() for file in args.files] or sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
     files.sort(key=lambda file: ORDER.index(file.name) if file.name in ORDER else len(ORDER))
+    for file in files:
+        (out / f"{file.stem}.xml").unlink(missing_ok=True)
     killing: queue.SimpleQueue[Path] = queue.SimpleQueue()
     others: queue.SimpleQueue[Path] = queue.SimpleQueue()
     for file in files:
@@ -108,18 +134,22 @@ def main() -> int:
                     file = source.get_nowait()
                 except queue.Empty:
                     break
-                run(file, pair, args.out, until)
+                run(file, pair, out, until)
 
-    pairs = [Pair(devices[at : at + 2], args.out / f"mps-{at // 2}") for at in range(0, len(devices) - 1, 2)]
-    threads = [threading.Thread(target=work, args=(pairs[0], [killing, others]))]
-    threads += [threading.Thread(target=work, args=(pair, [others])) for pair in pairs[1:] for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for pair in pairs:
-        pair.close()
-    tallies = [counts(args.out / f"{file.stem}.xml") for file in files]
+    pairs: list[Pair] = []
+    try:
+        for at in range(0, len(devices) - 1, 2):
+            pairs.append(Pair(devices[at : at + 2], out / f"mps-{at // 2}"))
+        threads = [threading.Thread(target=work, args=(pairs[0], [killing, others]))]
+        threads += [threading.Thread(target=work, args=(pair, [others])) for pair in pairs[1:] for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        for pair in pairs:
+            pair.close()
+    tallies = [counts(out / f"{file.stem}.xml") for file in files]
     passed, failed = (sum(numbers) for numbers in zip(*tallies))
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0

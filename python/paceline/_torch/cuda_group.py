@@ -230,7 +230,7 @@ class CudaGroup:
         Raises what names a rank that is missing: NCCL would wait for it.
         """
         try:
-            made = _cuda.CudaCommunicator(communicator, device.index, pinned=_PINNED)
+            made = _cuda.CudaCommunicator(communicator, device.index, pinned=_PINNED, only_prompt=True)
         except RANK_IS_MISSING:
             communicator.close()
             raise

@@ -70,15 +70,22 @@ class Turn {
   int threads_;
 };
 
+/// Less is read by one thread (`src/wire/shm/together.cc`).
+constexpr uint64_t kReadTogether = 1 << 20;
+
 /// What the engine would do, and with how many threads.
-void describe(paceline_comm* comm, const Workload& work, int rank, Row& row) {
+void describe(paceline_comm* comm, const Options& options, const Workload& work, int rank,
+              Row& row) {
   const auto told = [&](const auto& result) { return result.status().to_string(); };
   const auto request = work.request();
   if (!request) return void(row.plan = told(request));
   const auto plan = plan::build(*request, rank);
   if (!plan) return void(row.plan = told(plan));
   row.plan = plan->summary();
-  if (plan->algorithm == plan::Algorithm::kSparse) row.threads = comm->workers->threads();
+  // Several code top-k, and read what lies in a neighbour's memory.
+  const bool reads = options.buffers != "private" && row.bytes >= kReadTogether &&
+                     request->shape.node_count() < request->shape.size;
+  if (plan->algorithm == plan::Algorithm::kSparse || reads) row.threads = comm->workers->threads();
 }
 
 uint64_t predicted_so_far(paceline_comm* comm) {
@@ -126,7 +133,7 @@ Result<Row> measure(paceline_comm* comm, const paceline_identity& who, const Opt
   PACELINE_ASSIGN(auto work, Workload::make(comm, who, options, bytes));
   Row row;
   row.bytes = work.bytes();
-  describe(comm, work, who.rank, row);
+  describe(comm, options, work, who.rank, row);
   row.codec = codec_word(work.codec().codec);
 
   work.refill();

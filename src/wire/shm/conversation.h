@@ -40,6 +40,8 @@ struct Shared {
   std::vector<Note> notes;
   Counters counters;
   Workers* workers = nullptr;      ///< of the channel's owner; null: none
+  Interlude* interlude = nullptr;  ///< likewise
+  uint64_t readers = 1;  ///< conversations that have something to read, for the next round
   std::vector<std::byte> scratch;  ///< one chunk
   Status aborted;
 };

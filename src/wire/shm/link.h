@@ -74,8 +74,8 @@ class Link {
   /// False: the peer has taken its buffers back, nothing of its arena may be touched.
   [[nodiscard]] bool begin_access();
   void end_access();
-  /// After revoke(): waits until the peer has ended what it reads from this process's arena or writes there, for a chunk
-  /// takes microseconds. False: it has not in a second (it may be stopped), and is alive.
+  /// After revoke(): waits until the peer has ended what it reads from this process's arena or writes there, for that
+  /// takes microseconds (what several threads read together: tenths of a millisecond). False: it has not in a second (it may be stopped), and is alive.
   [[nodiscard]] bool await_access() const;
   [[nodiscard]] bool has_arena() const { return arena_.size() != 0; }
   [[nodiscard]] bool arena_failed() const { return arena_failed_; }

@@ -28,7 +28,7 @@ struct ShmOptions {
   uint64_t eager_budget = 1024 * 1024;    ///< eager bytes per peer that may wait for their receive
   uint64_t chunk_bytes = 256 * 1024;      ///< one step of a pull
   uint64_t progress_bytes = 1024 * 1024;  ///< pulled by one call of progress(), over all peers
-  /// Of this rank's peers' memory, read by one thread in one call of progress() where there are several.
+  /// The same for each of several threads that read peers' memory together.
   uint64_t worker_bytes = 2 * 1024 * 1024;
   uint64_t slot_bytes = 64 * 1024;  ///< of private memory that a peer answers, or can't read
   uint32_t slots = 8;               ///< a peer; together they fit the second cache

@@ -87,6 +87,7 @@ class Impl final : public ShmChannel {
   }
 
   void set_workers(Workers* workers) override { shared_.workers = workers; }
+  void set_interlude(Interlude* interlude) override { shared_.interlude = interlude; }
 
   [[nodiscard]] bool notes_waiting() const override {
     return std::any_of(peers_.begin(), peers_.end(),
@@ -270,9 +271,11 @@ bool Impl::exchange(Events& events) {
   return moved;
 }
 
-/// A chunk per peer and round, so that all peers and both directions move.
+/// A chunk per peer and round, so that all peers and both directions move; what several threads read at once they share.
 bool Impl::transfer() {
   uint64_t total = 0;
+  shared_.readers = static_cast<uint64_t>(std::count_if(
+      linked_.begin(), linked_.end(), [this](Rank rank) { return find(rank)->has_pulls(); }));
   for (bool moved = true; moved && total < shared_.options.progress_bytes;) {
     moved = false;
     for (std::size_t i = 0; i < linked_.size();) {

@@ -18,7 +18,8 @@ uint64_t Conversation::read_together() {
   Workers* workers = shared_.workers;
   if (workers == nullptr || workers->threads() == 1) return 0;
   parts_.clear();
-  uint64_t room = shared_.options.worker_bytes * static_cast<uint64_t>(workers->threads());
+  uint64_t room = shared_.options.worker_bytes * static_cast<uint64_t>(workers->threads()) /
+                  std::max<uint64_t>(shared_.readers, 1);
   const uint64_t all = room;
   for (auto& pull : pulls_) {
     room = room / kPieceAlign * kPieceAlign;
@@ -29,10 +30,14 @@ uint64_t Conversation::read_together() {
     room -= end - pull.done;
   }
   if (all - room < kWorthIt || !link_->begin_access()) return 0;
-  workers->run(static_cast<int>(parts_.size()), [this](int i) {
-    auto& part = parts_[static_cast<std::size_t>(i)];
-    part.answered = read_part(*part.pull, part.from, part.bytes);
-  });
+  {
+    // What others submit meanwhile may add pulls, which moves none of these.
+    const OpenFor open(shared_.interlude, all - room);
+    workers->run(static_cast<int>(parts_.size()), [this](int i) {
+      auto& part = parts_[static_cast<std::size_t>(i)];
+      part.answered = read_part(*part.pull, part.from, part.bytes);
+    });
+  }
   link_->end_access();
   uint64_t read = 0;
   for (const auto& part : parts_) {

@@ -159,6 +159,88 @@ TEST(Together, AnswersCountIfAllAreThere) {
   }
 }
 
+/// Submits from within what the channel's driver waits for.
+class Submitter final : public Interlude {
+ public:
+  explicit Submitter(Node& node) : node_(node), sent_(pattern(kLong, 9)), into_(kLong) {}
+  void begin() override {
+    ++times;
+    if (times > 1) return;
+    std::thread other([this] {
+      node_.channel->send(1, 5, 7, sent_, 5);
+      node_.channel->receive(1, 6, 7, {into_.data(), nullptr, kLong}, 6);
+    });
+    other.join();
+  }
+  void end() override { ++ends; }
+  [[nodiscard]] const std::vector<std::byte>& into() const { return into_; }
+  int times = 0, ends = 0;
+
+ private:
+  Node& node_;
+  std::vector<std::byte> sent_, into_;
+};
+
+TEST(Together, OthersSubmitMeanwhile) {
+  run_ranks(2, [](Node& node) {
+    talk(node, 1 - node.rank, 1000);
+    if (node.rank == 1) {
+      const auto sent = pattern(kLong, 3), theirs = pattern(kLong, 9);
+      node.channel->send(0, 1, 7, {in_arena(node, sent), kLong}, 1);
+      node.channel->send(0, 6, 7, {in_arena(node, sent), kLong}, 2);
+      std::vector<std::byte> into(kLong);
+      node.channel->receive(0, 5, 7, {into.data(), nullptr, kLong}, 3);
+      for (const uint64_t cookie : {1, 2, 3}) EXPECT_TRUE(node.wait(cookie).status.is_ok());
+      EXPECT_EQ(into, theirs);
+    } else {
+      Workers workers(3);
+      node.channel->set_workers(&workers);
+      Submitter submitter(node);
+      node.channel->set_interlude(&submitter);
+      std::vector<std::byte> into(kLong);
+      node.channel->receive(1, 1, 7, {into.data(), nullptr, kLong}, 1);
+      for (const uint64_t cookie : {1, 5, 6}) EXPECT_TRUE(node.wait(cookie).status.is_ok());
+      EXPECT_EQ(into, pattern(kLong, 3));
+      EXPECT_EQ(submitter.into(), pattern(kLong, 3));
+      EXPECT_GE(submitter.times, 2);
+      EXPECT_EQ(submitter.times, submitter.ends);
+      node.channel->set_interlude(nullptr);
+      node.channel->set_workers(nullptr);
+    }
+    node.meet();
+  });
+}
+
+// All peers of a rank share what one call of progress() reads.
+TEST(Together, ManyPeersAreReadInOneCallsTime) {
+  constexpr std::size_t kEach = 6U << 20;
+  run_ranks(4, [](Node& node) {
+    node.sleepy = false;
+    for (Rank peer = 0; peer < node.size; ++peer) {
+      if (peer != node.rank && (peer == 0 || node.rank == 0)) talk(node, peer, 1000);
+    }
+    if (node.rank != 0) {
+      node.channel->send(0, 1, 7, {in_arena(node, pattern(kEach, 3)), kEach}, 1);
+      node.meet();
+      EXPECT_TRUE(node.wait(1).status.is_ok());
+    } else {
+      node.meet();  // all three are offered
+      Workers workers(3);
+      node.channel->set_workers(&workers);
+      std::vector<std::vector<std::byte>> into(3, std::vector<std::byte>(kEach));
+      for (Rank peer = 1; peer < 4; ++peer)
+        node.channel->receive(peer, 1, 7, {into[peer - 1].data(), nullptr, kEach}, peer);
+      int calls = 0;
+      EXPECT_TRUE(node.until([&] { return ++calls > 0 && node.done.size() == 3; }));
+      // Two MiB a thread in a call, for all of them: eighteen take three calls at least.
+      EXPECT_GE(calls, 4);
+      for (const auto& data : into) EXPECT_EQ(data, pattern(kEach, 3));
+      node.channel->set_workers(nullptr);
+    }
+    node.meet();
+  });
+}
+
 /// Tells when a thread reads, and goes on when the sender is about to take its message back.
 class Interrupted final : public Sink {
  public:
