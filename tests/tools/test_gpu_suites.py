@@ -55,6 +55,7 @@ def machine(tmp_path):
 
 def run(env, *arguments):
     command = [sys.executable, SCRIPT, *map(str, arguments)]
+    command = ["/bin/bash", "-c", 'trap "" INT; exec "$0" "$@"', *command]  # as a shell's background job
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 

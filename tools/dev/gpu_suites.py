@@ -114,6 +114,8 @@ def main() -> int:
     args = parser.parse_args()
     for missing in (file for file in args.files if not file.exists()):
         sys.exit(f"gpu_suites: there is no file {missing}")
+    # A shell's background jobs ignore it, and so would the tests that end() interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     until = time.monotonic() + args.limit
     devices = gpus()
     out = args.out.resolve()
