@@ -41,6 +41,18 @@ bool all_are(const Tensor& tensor, uint64_t count, float value) {
                      [&](float x) { return x == value; });
 }
 
+/// What rank r fills in is r + step; four ranks add that up.
+void expect_sum_of_step(Cluster& cluster, Path& path, Rank r, const Tensor& tensor, int step) {
+  std::fill_n(tensor.as<float>(), kCount, static_cast<float>(r + step));
+  auto id = sum_of(path, tensor);
+  ASSERT_TRUE(id.is_ok()) << id.status().message();
+  ASSERT_TRUE(path.join(*id, nullptr).is_ok());
+  bool finite = false;
+  ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
+  ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
+  EXPECT_TRUE(all_are(tensor, kCount, static_cast<float>(6 + 4 * step))) << step;
+}
+
 // All has come over the network everywhere, but one rank's GPU has yet to add it up.
 TEST(NodeCopies, NoRankReadsWhatIsNotInPlaceYet) {
   for (const bool ahead : {false, true}) {
@@ -68,16 +80,7 @@ TEST(NodeCopies, NoRankReadsWhatIsNotInPlaceYet) {
       ASSERT_NE(path, nullptr);
       Tensor tensor(cluster, r, kCount * 4);
       late = 1;
-      for (int step = 0; step < 5; ++step) {
-        std::fill_n(tensor.as<float>(), kCount, static_cast<float>(r + step));
-        auto id = sum_of(*path, tensor);
-        ASSERT_TRUE(id.is_ok()) << id.status().message();
-        ASSERT_TRUE(path->join(*id, nullptr).is_ok());
-        bool finite = false;
-        ASSERT_TRUE(path->wait_arrival(0, finite).is_ok());
-        ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
-        EXPECT_TRUE(all_are(tensor, kCount, static_cast<float>(6 + 4 * step))) << step;
-      }
+      for (int step = 0; step < 5; ++step) expect_sum_of_step(cluster, *path, r, tensor, step);
       EXPECT_TRUE(path->destroy().is_ok());
     });
   }
@@ -177,7 +180,6 @@ TEST(NodeCopies, WhatAShardHasNoRoomForNcclGathers) {
   });
 }
 
-// A rank that is through gives nothing back that a neighbour, who comes later, has still open.
 // One that is told otherwise, or has few hardware queues: where it has no room for what others would give, NCCL adds up.
 TEST(NodeCopies, WhereOneRankHasNoRoomForGradientsNobodyGives) {
   uint64_t usual = 0;  // calls to warm up
@@ -189,16 +191,7 @@ TEST(NodeCopies, WhereOneRankHasNoRoomForGradientsNobodyGives) {
       auto path = path_of(cluster, r, {.only_prompt = r == lacks});
       ASSERT_NE(path, nullptr);
       Tensor tensor(cluster, r, kCount * 4);
-      for (int step = 0; step < 3; ++step) {
-        std::fill_n(tensor.as<float>(), kCount, static_cast<float>(r + step));
-        auto id = sum_of(*path, tensor);
-        ASSERT_TRUE(id.is_ok()) << id.status().message();
-        ASSERT_TRUE(path->join(*id, nullptr).is_ok());
-        bool finite = false;
-        ASSERT_TRUE(path->wait_arrival(0, finite).is_ok());
-        ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
-        EXPECT_TRUE(all_are(tensor, kCount, static_cast<float>(6 + 4 * step))) << step;
-      }
+      for (int step = 0; step < 3; ++step) expect_sum_of_step(cluster, *path, r, tensor, step);
       EXPECT_TRUE(path->destroy().is_ok());
     });
     const auto calls = cluster.cliques().calls("reduce_scatter");
@@ -207,6 +200,7 @@ TEST(NodeCopies, WhereOneRankHasNoRoomForGradientsNobodyGives) {
   }
 }
 
+// A rank that is through gives nothing back that a neighbour, who comes later, has still open.
 TEST(NodeCopies, NobodysMemoryIsGivenBackWhileOthersHaveItOpen) {
   Cluster cluster(two_by_two());
   cluster.run([&](Rank r) {

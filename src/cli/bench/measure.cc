@@ -70,7 +70,7 @@ class Turn {
   int threads_;
 };
 
-/// Less is read by one thread (`src/wire/shm/together.cc`).
+/// Of a rank's part: less is read by one thread (`kWorthIt` in src/wire/shm/together.cc).
 constexpr uint64_t kReadTogether = 1 << 20;
 
 /// What the engine would do, and with how many threads.
@@ -83,7 +83,8 @@ void describe(paceline_comm* comm, const Options& options, const Workload& work,
   if (!plan) return void(row.plan = told(plan));
   row.plan = plan->summary();
   // Several code top-k, and read what lies in a neighbour's memory.
-  const bool reads = options.buffers != "private" && row.bytes >= kReadTogether &&
+  const bool reads = options.buffers != "private" &&
+                     row.bytes / static_cast<uint64_t>(request->shape.size) >= kReadTogether &&
                      request->shape.node_count() < request->shape.size;
   if (plan->algorithm == plan::Algorithm::kSparse || reads) row.threads = comm->workers->threads();
 }
