@@ -52,6 +52,7 @@ class CommOptions(_Sized):
         ("store", POINTER(Store)),
         ("face", c_char_p),
         ("timeout_s", c_double),
+        ("job_rank", POINTER(c_int32)),
     ]
 
 

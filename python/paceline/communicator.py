@@ -103,11 +103,12 @@ class Communicator:
     rank, size: -1 asks the launcher's environment. store: an object with put(key, bytes) and
     get(key) -> bytes | None that all ranks reach, or None for the launcher's. prefix tells communicators of one job
     apart. face: the settings' family ("paceline", "perseus", "tiacc_training", "light", "horovod").
-    timeout: seconds, 0 for the settings'. Blocks until all ranks are there.
+    timeout: seconds, 0 for the settings'. job_rank: who this process is in the whole job, for messages, where its
+    launcher does not say and these are some of the job's ranks. Blocks until all ranks are there.
     Raises a PacelineError named by the failure.
     """
 
-    def __init__(self, rank=-1, size=-1, store=None, prefix="", face="paceline", timeout=0.0):
+    def __init__(self, rank=-1, size=-1, store=None, prefix="", face="paceline", timeout=0.0, job_rank=None):
         self._library = _library.load()
         self._submit = self._library.paceline_submit
         self._handle = None
@@ -126,6 +127,7 @@ class Communicator:
             store=ctypes.pointer(bridge.raw) if bridge else None,
             face=face.encode(),
             timeout_s=timeout,
+            job_rank=None if job_rank is None else ctypes.pointer(ctypes.c_int32(job_rank)),
         )
         handle = c_void_p()
         code = self._library.paceline_comm_create(byref(options), byref(handle))

@@ -13,18 +13,17 @@
 #include <utility>
 
 #include "base/hmac.h"
-#include "base/log.h"
+#include "base/version.h"
 #include "bootstrap/agreement.h"
 #include "bootstrap/channels.h"
 #include "bootstrap/join_machine.h"
 #include "bootstrap/kv_mpi.h"
 #include "bootstrap/rendezvous.h"
+#include "wire/frame.h"
 
 namespace paceline::bootstrap {
 namespace {
 
-constexpr const char* kBuild = "0.1.0";
-constexpr uint32_t kWireVersion = 1;
 constexpr double kLongestTimeout = 1e9;  // seconds; sums of several still fit
 constexpr Time kLongestSleep = 10 * kMillisecond;
 constexpr Time kAnswers = 300 * kMillisecond;  // of a space that is asked who is there
@@ -177,7 +176,7 @@ Status Joining::listen() {
   tcp.host = host_name();
   tcp.secret = rendezvous_.secret->bytes;
   tcp.job_id = short_name(prefix_, 128);
-  tcp.build = kBuild;
+  tcp.build = kVersion;
   tcp.bind_address = rendezvous_.bind_address;
   tcp.flows = static_cast<int>(settings.integer("flows"));
   const auto& zero_copy = settings.text("zero_copy");
@@ -198,8 +197,8 @@ Status Joining::meet() {
   spec.size = identity_.size;
   spec.self = self_of(settings, identity_.rank, channels_->address());
   spec.prefix = prefix_;
-  spec.build = kBuild;
-  spec.wire_version = kWireVersion;
+  spec.build = kVersion;
+  spec.wire_version = wire::kWireVersion;
   spec.settings = agreed_settings(settings);
   spec.deadline = deadline_;
   spec.timeout = timeout_;
@@ -231,7 +230,6 @@ Result<std::unique_ptr<Job>> Joining::run() {
   const auto& settings = *options_.settings;
   PACELINE_ASSIGN(identity_,
                   find_identity(options_.rank, options_.size, settings.flag("use_ddp_launcher")));
-  log::set_rank(identity_.rank);
   double seconds = options_.timeout_s > 0 ? options_.timeout_s : settings.number("start_timeout");
   timeout_ = to_time(std::min(seconds, kLongestTimeout));
   deadline_ = after(clock_.now(), timeout_);

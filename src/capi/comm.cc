@@ -34,6 +34,13 @@ paceline_code no_failure(paceline_code code) {
   return invalid(fmt::format("{} is not the code of a failure", code));
 }
 
+/// A communicator of some of the job's ranks has a rank 0 of its own, which is not who speaks for the job.
+Rank job_rank_of(const paceline_comm_options& o, const Result<bootstrap::Identity>& launched) {
+  if (o.job_rank != nullptr) return *o.job_rank;
+  const bool told = launched && launched->launcher != bootstrap::Launcher::kNone;
+  return told ? launched->rank : std::max(o.rank, 0);
+}
+
 Status create(const paceline_comm_options& o, paceline_comm** out) {
   PACELINE_RETURN_IF_ERROR(check(o));
   PACELINE_ASSIGN(auto face, parse_face(o.face == nullptr ? "" : o.face));
@@ -52,14 +59,13 @@ Status create(const paceline_comm_options& o, paceline_comm** out) {
   if (o.store != nullptr) join.store = wrap_store(*o.store);
   join.settings = &comm->settings;
   join.timeout_s = o.timeout_s;
+  auto launched =
+      bootstrap::find_identity(std::nullopt, std::nullopt, comm->settings.flag("use_ddp_launcher"));
+  const Rank job_rank = job_rank_of(o, launched);
+  log::set_rank(job_rank);
   PACELINE_ASSIGN(comm->job, bootstrap::join(join));
 
   const auto& topology = comm->job->topology;
-  // A communicator of some of the job's ranks has a rank 0 of its own, which is not who speaks for the job.
-  auto launched =
-      bootstrap::find_identity(std::nullopt, std::nullopt, comm->settings.flag("use_ddp_launcher"));
-  const int job_rank = launched ? launched->rank : topology.rank;
-  log::set_rank(job_rank);
   if (job_rank == 0 && !comm->settings.flag("quiet")) {
     for (const auto& w : comm->settings.warnings()) {
       if (log::first(w)) log::warning("{}", w);

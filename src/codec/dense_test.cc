@@ -34,29 +34,79 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * 4) == 0);
 }
 
-void check_round_trip(plan::Codec codec, const std::vector<float>& in) {
-  const auto spec = spec_of(codec);
+/// What a receiver sees of `x` by the contract: multiplied, rounded once to the wire's type, divided.
+float seen(DType wire, float x, float scale) {
+  uint16_t half = 0;
+  cpu::store_rounded(wire, x * scale, &half);
+  float wide = 0;
+  cpu::store_rounded(DType::kFloat32, cpu::load_wide(wire, &half), &wide);
+  return wide / scale;
+}
+
+void check_round_trip(plan::Codec codec, double scale, const std::vector<float>& in,
+                      const std::vector<float>& before) {
+  const auto spec = spec_of(codec, scale);
   const DType wire = codec == plan::Codec::kFp16 ? DType::kFloat16 : DType::kBFloat16;
   std::vector<std::byte> bytes(encoded_bytes(spec, DType::kFloat32, in.size()));
   RC_ASSERT(bytes.size() == in.size() * 2);
-  std::vector<float> out(in.size());
+  std::vector<float> out(in.size()), sum = before;
   encode_dense(spec, in, bytes.data());
   decode_dense(spec, bytes.data(), out);
+  decode_reduce_dense(spec, ReduceOp::kSum, bytes.data(), sum);
+  const auto rounded = static_cast<float>(scale);
   for (std::size_t i = 0; i < in.size(); ++i) {
-    uint16_t half = 0;
-    float want = 0;
-    cpu::store_rounded(wire, in[i], &half);
-    cpu::store_rounded(DType::kFloat32, cpu::load_wide(wire, &half), &want);
+    const float want = seen(wire, in[i], rounded);
+    if (std::isnan(want)) {  // which of the NaNs an operation gives is the processor's
+      RC_ASSERT(std::isnan(out[i]) && std::isnan(sum[i]));
+      continue;
+    }
     RC_ASSERT(std::bit_cast<uint32_t>(out[i]) == std::bit_cast<uint32_t>(want));
+    const float total = before[i] + want;
+    if (std::isnan(total)) {
+      RC_ASSERT(std::isnan(sum[i]));
+      continue;
+    }
+    RC_ASSERT(std::bit_cast<uint32_t>(sum[i]) == std::bit_cast<uint32_t>(total));
   }
 }
 
-TEST(Dense, RoundTripIsOneRoundingOfTheWireType) {
+TEST(Dense, RoundTripIsOneRoundingOfTheWireTypeUnderAnyScale) {
   EXPECT_TRUE(rc::check([](uint64_t seed) {
     std::mt19937_64 random(seed);
-    const auto in = any_floats(random, *rc::gen::inRange<std::size_t>(0, 300));
-    check_round_trip(plan::Codec::kFp16, in);
-    check_round_trip(plan::Codec::kBf16, in);
+    const auto elements = *rc::gen::inRange<std::size_t>(0, 300);
+    const auto in = any_floats(random, elements), before = any_floats(random, elements);
+    // Powers of two, as loss scaling has, and what is none.
+    const double power = std::ldexp(1.0, *rc::gen::inRange(-24, 25));
+    const double scale = power * *rc::gen::element(1.0, 1.0, 1.1, 1.7, 10.0 / 3.0);
+    for (const double s : {1.0, scale}) {
+      check_round_trip(plan::Codec::kFp16, s, in, before);
+      check_round_trip(plan::Codec::kBf16, s, in, before);
+    }
+  }));
+}
+
+/// In numbers, for gradients as they are: half a unit of eleven bits, or half of the smallest step that the scale
+/// leaves of the wire's.
+TEST(Dense, AScaleThatFitsLosesNoMoreThanOneRounding) {
+  EXPECT_TRUE(rc::check([](uint64_t seed) {
+    std::mt19937_64 random(seed);
+    const double scale = std::ldexp(1.0, *rc::gen::inRange(0, 17));
+    std::lognormal_distribution<double> sizes(-12.0, 4.0);
+    const std::size_t elements = *rc::gen::inRange<std::size_t>(0, 300);
+    std::vector<float> in, out(elements);
+    while (in.size() < elements) {
+      const double size = std::min(sizes(random), 65504.0 / scale);
+      in.push_back(static_cast<float>((random() & 1) != 0 ? size : -size));
+    }
+    const auto spec = spec_of(plan::Codec::kFp16, scale);
+    std::vector<std::byte> bytes(elements * 2);
+    encode_dense(spec, in, bytes.data());
+    decode_dense(spec, bytes.data(), out);
+    for (std::size_t i = 0; i < elements; ++i) {
+      const double off = std::abs(static_cast<double>(out[i]) - static_cast<double>(in[i]));
+      const double half_step = std::ldexp(1.0, -25) / scale;
+      RC_ASSERT(off <= std::max(std::ldexp(std::abs(static_cast<double>(in[i])), -11), half_step));
+    }
   }));
 }
 

@@ -33,7 +33,7 @@
 namespace paceline::wire {
 
 /// Spoken by this build; peers that speak another refuse each other.
-inline constexpr uint32_t kWireVersion = 1;
+inline constexpr uint32_t kWireVersion = 2;
 inline constexpr std::size_t kFrameHeader = 64;
 inline constexpr uint32_t kMaxPiece = 1U << 20;
 inline constexpr uint32_t kMaxEager = 64U << 10;

@@ -81,7 +81,6 @@ Handshake Handshake::connector(const Identity& self, Rank peer, uint64_t incarna
   w.put_string(self.build);
   put_nonce(w);
   w.put_string(self.job_id);
-  w.put(self.settings_digest);
   w.put(self.piece_bytes);
   w.put(self.rank);
   w.put(peer);
@@ -160,7 +159,6 @@ void Handshake::on_hello(std::span<const std::byte> body, std::vector<std::byte>
   }
   r.get_bytes(kNonce);
   auto job = r.get_string(128);
-  auto settings = r.get<uint64_t>();
   auto piece = r.get<uint32_t>();
   peer_ = r.get<Rank>();
   auto meant = r.get<Rank>();
@@ -183,12 +181,10 @@ void Handshake::on_hello(std::span<const std::byte> body, std::vector<std::byte>
            false, 0, out);
   } else if (build != self_->build) {
     refuse(version_mismatch(*self_, name_, wire, build), false, 0, out);
-  } else if (settings != self_->settings_digest || piece != self_->piece_bytes) {
-    refuse({Code::kMismatch, fmt::format("{} and {} run with different settings (digests {:016x} "
-                                         "and {:016x}, pieces of {} and {} "
-                                         "bytes): start all ranks with the same environment",
-                                         self_->name, name_, self_->settings_digest, settings,
-                                         self_->piece_bytes, piece)},
+  } else if (piece != self_->piece_bytes) {
+    refuse({Code::kMismatch, fmt::format("{} and {} run with different settings (pieces of {} and "
+                                         "{} bytes): start all ranks with the same environment",
+                                         self_->name, name_, self_->piece_bytes, piece)},
            false, 0, out);
   }
   if (state_ != State::kRunning) return;
@@ -197,7 +193,6 @@ void Handshake::on_hello(std::span<const std::byte> body, std::vector<std::byte>
   w.put(self_->wire_version);
   w.put_string(self_->build);
   put_nonce(w);
-  w.put(self_->settings_digest);
   w.put(self_->rank);
   w.put(self_->incarnation);
   answer_ = w.bytes();
@@ -215,7 +210,6 @@ void Handshake::on_answer(std::span<const std::byte> body, std::vector<std::byte
     return;
   }
   r.get_bytes(kNonce);
-  auto settings = r.get<uint64_t>();
   auto rank = r.get<Rank>();
   auto incarnation = r.get<uint64_t>();
   auto signed_bytes = body.size() - r.remaining();
@@ -233,8 +227,7 @@ void Handshake::on_answer(std::span<const std::byte> body, std::vector<std::byte
          true);
     return;
   }
-  if (rank != peer_ || settings != self_->settings_digest ||
-      (incarnation_ != 0 && incarnation != incarnation_)) {
+  if (rank != peer_ || (incarnation_ != 0 && incarnation != incarnation_)) {
     fail(
         {Code::kPeerLost, fmt::format("{} is gone: another process answers at its address", name_)},
         true);

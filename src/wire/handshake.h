@@ -9,9 +9,9 @@
 //
 // Neither side proves anything over bytes that only the other chose, and the labels keep one side's
 // proof from being played back as the other's. What is compared: the wire's version first (another
-// version may have another hello), the job, the build, a digest of the settings, the piece size,
-// the rank that was meant, and its incarnation (a process that took a dead one's port is not that
-// one).
+// version may have another hello), the job, the build, the piece size, the rank that was meant, and its
+// incarnation (a process that took a dead one's port is not that one). Settings are compared by name when a job is
+// joined (bootstrap/agreement.h), where the sentence can say which differs.
 //
 // Each message: magic "PCLN", kind, a zero byte, length of the body (16 bits, at most
 // kMaxHandshakeBody), body.
@@ -25,6 +25,7 @@
 #include "base/hmac.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "wire/frame.h"
 
 namespace paceline::wire {
 
@@ -35,12 +36,11 @@ struct Identity {
   std::vector<std::byte> secret;  ///< the job's; empty: connections are not authenticated (tests)
   std::string job_id;             ///< at most 128 bytes
   std::string build;              ///< version of this library, at most 64 bytes
-  uint64_t settings_digest = 0;   ///< of the settings that must agree
   uint32_t piece_bytes = 0;
   Rank rank = 0;
   uint64_t incarnation = 0;  ///< random, of this channel; not 0
   std::string name;          ///< "rank 2 (host a)" for messages
-  uint32_t wire_version = 1;
+  uint32_t wire_version = kWireVersion;
 };
 
 /// What a connection is for.

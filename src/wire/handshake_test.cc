@@ -122,7 +122,7 @@ TEST(Handshake, ACallerOfAnotherWireVersionIsRefusedAndToldBoth) {
   std::mt19937 random(12);
   Identity caller = identity(0);
   const Identity called = identity(1);
-  caller.wire_version = 2 + random() % 1000;
+  caller.wire_version = called.wire_version + 1 + random() % 1000;
   const Call call(caller, called);
   expect_versions_named(call.acceptor, called.wire_version, caller.wire_version);
   expect_versions_named(call.connector, caller.wire_version, called.wire_version);

@@ -62,6 +62,18 @@ def test_mpich_again_in_one_process(python):
     expect_ranks(run(["mpirun.mpich", "-np", 2, python, WORKER, "--rounds", 3]), 2)
 
 
+def test_the_secret_in_mpichs_space_authenticates(python):
+    """A rank that does not hold what rank 0 put there does not get in."""
+    forger = WORKER.with_name("pmi_forger.py")
+    worker = f"{python} {WORKER} --timeout 5"  # rank 0 goes on waiting for one that holds it
+    script = f'[ "$PMI_RANK" = 1 ] && exec {python} {forger} {worker}; exec {worker}'
+    result = run(["mpirun.mpich", "-np", 2, "sh", "-c", script])
+    assert "a secret was changed on its way" in result.stderr, result.stderr
+    assert result.returncode != 0, result.stdout
+    assert "UnauthenticatedError" in result.stderr and "does not hold the secret" in result.stderr, result.stderr
+    assert " ok" not in result.stdout, result.stdout
+
+
 MPIRUN = [["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"], ["mpirun.mpich"]]
 
 
@@ -254,6 +266,30 @@ gradient = model.module.weight.grad.flatten().tolist()
 pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(f"{dist.get_world_size()} {gradient}")
 dist.destroy_process_group()
 """
+
+
+FORGED = """
+import os, torch.distributed as dist
+if os.environ["RANK"] == "1":
+    as_it_is = dist.PrefixStore.get
+    def get(store, key):
+        value = as_it_is(store, key)
+        if not key.endswith("/secret"):
+            return value
+        print("a secret was changed on its way", flush=True)
+        return bytes([value[0] ^ 1]) + value[1:]
+    dist.PrefixStore.get = get
+"""
+
+
+def test_the_secret_in_torchruns_store_authenticates(python, free_port, tmp_path):
+    """A rank that does not hold what rank 0 put there does not get in."""
+    (tmp_path / "script.py").write_text(FORGED + DDP)
+    (tmp_path / "out").mkdir()
+    result = run([*torchrun(python, free_port), tmp_path / "script.py", tmp_path / "out"])
+    assert "a secret was changed on its way" in result.stdout, result.stdout + result.stderr
+    assert result.returncode != 0 and not list((tmp_path / "out").iterdir()), result.stderr
+    assert "UnauthenticatedError" in result.stderr and "does not hold the secret" in result.stderr, result.stderr
 
 
 def test_a_torch_script_does_not_need_paceline_s_port(python, rendezvous_port, free_port, tmp_path):

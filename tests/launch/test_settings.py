@@ -4,7 +4,8 @@ import json
 import random
 
 import pytest
-from conftest import SUMS, run
+from conftest import SUMS, WORKER, run
+from not_built import expect_one_warning_each, names_and_values
 
 
 @pytest.fixture
@@ -94,3 +95,67 @@ def test_top_k_between_inner_groups(sums, inner, groups):
     light["LIGHT_TOPK_THRESHOLD"] = 0
     found = sums(4, 4, **light)
     assert all(one["describe"].endswith(f"top-k between {groups} groups") for one in found), found[0]["describe"]
+
+
+DDP = """
+import FACE
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
+model(torch.full((1, 4), float(rank))).sum().backward()
+assert model.module.weight.grad.flatten().tolist() == [(size - 1) / 2] * 4
+from paceline._torch.ddp import attachment_of
+attachment_of(model)  # raises where the model does not travel through Paceline
+print(f"rank {rank} size {size} ok", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("face", ["C ABI", "paceline.torch", "paceline.compat.perseus"])
+def test_what_is_known_but_not_built_is_mentioned_once_on_rank_0(paceline, python, tmp_path, face):
+    """All of those names at once, and the job works."""
+    (tmp_path / "script.py").write_text(DDP.replace("FACE", face))
+    script = WORKER if face == "C ABI" else tmp_path / "script.py"
+    asked = names_and_values()
+    result = run([paceline, "run", "-np", 3, "--", python, script], **asked)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for rank in range(3):
+        assert f"rank {rank} size 3 " in result.stdout, result.stdout + result.stderr
+    expect_one_warning_each(asked, result.stdout + result.stderr)
+
+
+NO_LAUNCHER = """
+import sys
+import paceline.torch
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def step(rank, group=None):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1, bias=False), process_group=group)
+    model(torch.full((1, 4), float(rank))).sum().backward()
+    return model.module.weight.grad.flatten().tolist()
+
+def main(rank, port):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
+    group = dist.new_group([1, 2])
+    if rank:
+        assert step(rank, group) == [1.5] * 4
+    assert step(rank) == [1.0] * 4
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(main, (int(sys.argv[1]),), 3)
+"""
+
+
+def test_whose_rank_0_speaks_where_no_launcher_says_who_is_who(python, free_port, tmp_path):
+    """The job's, not that of a group of some of its ranks, which is the first that they make."""
+    (tmp_path / "script.py").write_text(NO_LAUNCHER)
+    result = run([python, tmp_path / "script.py", free_port], HOROVOD_CYCLE_TIME="0")
+    assert result.returncode == 0, result.stdout + result.stderr
+    expect_one_warning_each(["HOROVOD_CYCLE_TIME"], result.stdout + result.stderr)
+    told = [line for line in (result.stdout + result.stderr).splitlines() if line.startswith("paceline: ")]
+    assert len(told) == 1 and told[0].startswith("paceline: 3 ranks"), told

@@ -42,13 +42,14 @@ def main():
     parser.add_argument("--fail-once", type=pathlib.Path)
     parser.add_argument("--joined", action="store_true")
     parser.add_argument("--rounds", type=int, default=1, help="make and destroy the communicator so often")
+    parser.add_argument("--timeout", type=float, default=60, help="for all ranks to come, in seconds")
     options = parser.parse_args()
     fails = options.fail_once and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if fails and not options.joined:
         options.fail_once.touch()
         sys.exit(3)
     for _ in range(options.rounds):
-        comm = communicator.Communicator(timeout=60)
+        comm = communicator.Communicator(timeout=options.timeout)
         for count in (1, 1000, 100_000):
             all_reduce(comm, count)
             if fails and comm.rank == comm.size - 1:

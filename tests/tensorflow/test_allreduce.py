@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "launch"))
+from not_built import expect_one_warning_each, names_and_values  # noqa: E402
+
 RANKS = HERE / "ranks.py"
 ENDINGS = HERE / "endings.py"
 SECONDS = 240
@@ -32,7 +35,7 @@ def names():
 def run_ranks(directory, size, cases, nodes=False, script=RANKS, **settings):
     environment = dict(os.environ, **settings)
     environment["PYTHONPATH"] = str(HERE.parents[1] / "python") + os.pathsep + environment.get("PYTHONPATH", "")
-    environment["PACELINE_QUIET"] = "1"
+    environment.setdefault("PACELINE_QUIET", "1")
     environment["PACELINE_SECRET"] = "a secret of these tests"
     ranks = [
         subprocess.Popen(
@@ -80,6 +83,13 @@ def test_two_ranks(two_ranks, case):
 def test_ranks_end_well(two_ranks):
     _, outputs, codes = two_ranks
     assert codes == [0, 0], "\n".join(outputs)[-3000:]
+
+
+def test_what_is_known_but_not_built_is_mentioned_once_on_rank_0(tmp_path):
+    asked, cases = names_and_values(), ["eager_operations"]
+    outcome = run_ranks(tmp_path, 2, cases, PACELINE_QUIET="0", **asked)
+    check(outcome, cases)
+    expect_one_warning_each(asked, "\n".join(outcome[1]))
 
 
 @pytest.mark.parametrize("victim", [0, 2])

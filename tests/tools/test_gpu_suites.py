@@ -33,6 +33,27 @@ def test_one():
 """
 
 
+MEETS = """
+import pathlib, time
+HERE = pathlib.Path(__file__)
+
+def test_one():
+    assert (HERE.parent / "killed").exists(), "beside a rank that is being killed"
+    HERE.with_suffix(".here").touch()
+    until = time.monotonic() + 60
+    while len(list(HERE.parent.glob("*.here"))) < 2:
+        assert time.monotonic() < until, "alone"
+        time.sleep(0.05)
+"""
+KILLS = """
+import pathlib, time
+
+def test_one():
+    time.sleep(1)
+    pathlib.Path(__file__).with_name("killed").touch()
+"""
+
+
 @pytest.fixture
 def machine(tmp_path):
     """GPUs as nvidia-smi lists them; MPS servers that write down what they are told."""
@@ -80,6 +101,12 @@ def test_each_file_runs_once_and_what_kills_has_a_pair_of_its_own(machine, tmp_p
     where = {file.stem: file.with_suffix(".where").read_text() for file in files}
     assert where["test_faults"] == pairs["0,1"]
     assert "test_bad" in (tmp_path / "out" / "test_extra.log").read_text()
+
+
+def test_two_files_share_a_pair_once_nothing_is_killed_on_it(machine, tmp_path):
+    files = suite(tmp_path, test_a=MEETS, test_b=MEETS, test_faults=KILLS)
+    done = run(machine(2), *files, "--out", tmp_path / "out", "--at-once", 2)
+    assert done.stdout.splitlines()[-1] == "3 passed, 0 failed", done.stdout + done.stderr
 
 
 def test_a_file_that_does_not_end_is_a_failure(machine, tmp_path):

@@ -1,9 +1,10 @@
 """Runs the GPU suite's files side by side, on pairs of GPUs.
 
 Each pair of GPUs has an MPS server of its own, whose clients get half a GPU each. What kills ranks runs on the first
-pair alone: a process that dies in a kernel may take others of its server along. On every other pair two files run at a
-time, for their ranks start up most of the time. Logs and JUnit files go to a folder; the last line is
-'N passed, N failed'.
+pair alone: a process that dies in a kernel may take others of its server along. Apart from that as many files run at a
+time on each pair as --at-once says: one, for two nodes of two ranks from each of two files are more contexts than a
+server makes ("out of memory" as soon as they choose their device). Logs and JUnit files go to a folder; the last line
+is 'N passed, N failed'.
 """
 
 from __future__ import annotations
@@ -111,7 +112,10 @@ def main() -> int:
     parser.add_argument("files", nargs="*", type=Path, help="of tests/gpu; all if none is named")
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which what still runs is ended")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-suites", help="for logs and results")
+    parser.add_argument("--at-once", type=int, default=1, help="files on a pair at a time where nothing is killed")
     args = parser.parse_args()
+    if args.at_once < 1:
+        parser.error(f"--at-once {args.at_once}: at least one file runs at a time")
     for missing in (file for file in args.files if not file.exists()):
         sys.exit(f"gpu_suites: there is no file {missing}")
     # A shell's background jobs ignore it, and so would the tests that end() interrupts.
@@ -129,21 +133,31 @@ def main() -> int:
     for file in files:
         (killing if file.name == KILLS else others).put(file)
 
-    def work(pair: Pair, queues: list[queue.SimpleQueue[Path]]) -> None:
-        for source in queues:
-            while True:
-                try:
-                    file = source.get_nowait()
-                except queue.Empty:
-                    break
-                run(file, pair, out, until)
+    killed = threading.Event()  # and the first pair is anybody's
+
+    def drain(source: queue.SimpleQueue[Path], pair: Pair) -> None:
+        while True:
+            try:
+                file = source.get_nowait()
+            except queue.Empty:
+                return
+            run(file, pair, out, until)
+
+    def work(pair: Pair, kills: bool) -> None:
+        if kills:
+            drain(killing, pair)
+            killed.set()
+        if pair is pairs[0]:
+            killed.wait()
+        drain(others, pair)
 
     pairs: list[Pair] = []
+    more = args.at_once - 1
     try:
         for at in range(0, len(devices) - 1, 2):
             pairs.append(Pair(devices[at : at + 2], out / f"mps-{at // 2}"))
-        threads = [threading.Thread(target=work, args=(pairs[0], [killing, others]))]
-        threads += [threading.Thread(target=work, args=(pair, [others])) for pair in pairs[1:] for _ in range(2)]
+        shares = [(pair, pair is pairs[0] and first) for pair in pairs for first in [True] + [False] * more]
+        threads = [threading.Thread(target=work, args=share) for share in shares]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -57,6 +57,7 @@ def make_communicator(rank, size, store, prefix, timeout=0.0, announce=True):
         prefix=f"{prefix}/{serial}",
         face=_state.face,
         timeout=timeout,
+        job_rank=dist.get_rank() if dist.is_initialized() else None,
     )
     whole = not dist.is_initialized() or size == dist.get_world_size()
     if announce and (whole or not _told):

@@ -103,12 +103,10 @@ TcpChannelImpl::TcpChannelImpl(TcpOptions options, Endpoint local, Descriptor li
   identity_.secret = options_.secret;
   identity_.job_id = options_.job_id;
   identity_.build = options_.build;
-  identity_.settings_digest = options_.settings_digest;
   identity_.piece_bytes = options_.protocol.piece_bytes;
   identity_.rank = options_.rank;
   identity_.incarnation = options_.incarnation;
   identity_.name = fmt::format("rank {} (host {})", options_.rank, options_.host);
-  identity_.wire_version = kWireVersion;
   book_.resize(static_cast<std::size_t>(options_.size));
   epoll_event event{};
   event.events = EPOLLIN;

@@ -73,7 +73,6 @@ TEST(TcpSecurity, DifferentVersionsAndSettingsAreNamed) {
   };
   const Case cases[] = {
       {[](TcpOptions& o) { o.build = "0.9.9"; }, {"0.1.0", "0.9.9", "rank 1"}, Code::kMismatch},
-      {[](TcpOptions& o) { o.settings_digest = 0xABCD; }, {"settings", "abcd"}, Code::kMismatch},
       {[](TcpOptions& o) { o.protocol.piece_bytes = 4096; }, {"settings", "4096"}, Code::kMismatch},
       {[](TcpOptions& o) { o.job_id = "other"; }, {"another job"}, Code::kUnauthenticated},
   };

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/version.h"
 #include "wire/channel.h"
 #include "wire/handshake.h"
 #include "wire/protocol.h"
@@ -39,8 +40,7 @@ struct TcpOptions {
   std::vector<std::byte>
       secret;  ///< the job's; both sides of every connection prove that they hold it
   std::string job_id = "job";    ///< at most 128 bytes
-  std::string build = "0.1.0";   ///< version of this library, at most 64 bytes; must agree
-  uint64_t settings_digest = 0;  ///< must agree
+  std::string build = kVersion;  ///< version of this library, at most 64 bytes; must agree
   std::string interface;         ///< "eth0": listen on, and connect from, its first usable address
   std::string bind_address;      ///< "10.0.0.1", "fd00::1": wins over `interface`; both empty: the
                                  ///< first interface that is up and not loopback, else loopback
