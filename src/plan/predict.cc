@@ -70,8 +70,8 @@ void collect(const PlanRequest& request, Rank me, Algorithm algorithm, NodeTraff
   emit(b, algorithm);
 }
 
-/// All-to-all where others' counts are not known.
-/// Where all counts are equal so are the other ranks', as far as anybody can know.
+/// All-to-all where others' counts are not known: where all of this rank's are equal theirs are too, as far as anybody
+/// can know.
 bool has_own_counts_only(const PlanRequest& q) {
   if (q.collective != Collective::kAllToAll || q.receive_counts.empty()) return false;
   const auto is_other = [&](uint64_t count) { return count != q.receive_counts.front(); };
