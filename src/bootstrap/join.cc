@@ -62,10 +62,6 @@ class Joining {
   void doze(Time until);
   Result<std::unique_ptr<Job>> finish(Topology topology);
 
-  [[nodiscard]] std::string here_key(Rank rank) const {
-    return fmt::format("{}here{}", prefix_, rank);
-  }
-
   const JoinOptions& options_;
   int incarnation_;
   SteadyClock clock_;
@@ -84,7 +80,7 @@ Member self_of(const Settings& settings, Rank rank, std::string address) {
   self.rank = rank;
   self.host = host_name();
   self.node_id = settings.text("node_id").empty() ? node_identity() : settings.text("node_id");
-  self.node_id.resize(std::min(self.node_id.size(), kMaxNodeId));
+  self.node_id = short_name(self.node_id, kMaxNodeId);
   self.pid = ::getpid();
   self.address = std::move(address);
   return self;
@@ -125,7 +121,7 @@ Status Joining::agree_on_secret() {
   }
   auto key = prefix_ + "secret";
   if (identity_.rank == 0) PACELINE_RETURN_IF_ERROR(space.put(key, make_secret()));
-  PACELINE_RETURN_IF_ERROR(space.put(here_key(identity_.rank), "here"));
+  PACELINE_RETURN_IF_ERROR(space.put(here_key(prefix_, identity_.rank), "here"));
   PACELINE_RETURN_IF_ERROR(space.fence());
   auto status = wait("rank 0 has not come: its secret is missing", [&]() -> Result<bool> {
     PACELINE_ASSIGN(auto text, space.get(key));
@@ -145,22 +141,26 @@ Status Joining::agree_on_secret() {
 
 /// Rank 0 may be there, and be kept from joining by whoever is not.
 Status Joining::who_is_missing(const Status& otherwise) {
+  auto& space = *rendezvous_.space;
   std::set<Rank> unseen;
   for (Rank r = 0; r < identity_.size; ++r) unseen.insert(r);
   unseen.erase(identity_.rank);
   const Time ends = after(clock_.now(), kAnswers);
   while (true) {
     for (auto rank = unseen.begin(); rank != unseen.end();) {
-      auto value = rendezvous_.space->get(here_key(*rank));
-      rank = value && *value ? unseen.erase(rank) : std::next(rank);
+      const auto key = here_key(prefix_, *rank);
+      const auto announced = space.announced(key);
+      auto value = space.get(key);
+      rank = announced.value_or(value && *value) ? unseen.erase(rank) : std::next(rank);
     }
     if (unseen.empty()) return otherwise;
     if (clock_.now() >= ends) break;
     doze(after(clock_.now(), kLongestSleep));
-    [[maybe_unused]] auto polled = rendezvous_.space->poll(clock_.now());
+    [[maybe_unused]] auto polled = space.poll(clock_.now());
   }
-  const bool others = unseen.size() > 1 && unseen.erase(0) > 0;
-  auto missing = never_came(timeout_, unseen, identity_.size, *rendezvous_.space);
+  const bool tells = space.announced(here_key(prefix_, identity_.rank)).has_value();
+  const bool others = !tells && unseen.size() > 1 && unseen.erase(0) > 0;
+  auto missing = never_came(timeout_, unseen, identity_.size, space);
   if (!others) return missing;
   return {missing.code(),
           missing.message() +
@@ -236,7 +236,10 @@ Result<std::unique_ptr<Job>> Joining::run() {
   prefix_ = fmt::format("paceline/{}/{}/{}/", short_name(identity_.job, 64),
                         short_name(options_.prefix, 64), incarnation_);
   PACELINE_ASSIGN(rendezvous_, find_rendezvous(options_, identity_));
-  if (identity_.size > 1) PACELINE_RETURN_IF_ERROR(agree_on_secret());
+  if (identity_.size > 1) {
+    rendezvous_.space->announce(here_key(prefix_, identity_.rank));
+    PACELINE_RETURN_IF_ERROR(agree_on_secret());
+  }
   PACELINE_RETURN_IF_ERROR(listen());
   if (identity_.size > 1) {
     PACELINE_RETURN_IF_ERROR(meet());

@@ -53,12 +53,19 @@ Rank subtree_size(Rank root, Rank size) {
 
 }  // namespace
 
+std::string here_key(const std::string& prefix, Rank rank) {
+  return fmt::format("{}here{}", prefix, rank);
+}
+
 Status never_came(Time waited, const std::set<Rank>& ranks, Rank size, const KeyValue& space) {
+  const Status trouble = space.trouble();
+  const bool dark = !trouble.is_ok() && ranks.contains(0);
   return {Code::kTimeout,
-          fmt::format("after {:g} s rank{} {} of {} never came (asked {}). Are all ranks started "
+          fmt::format("after {:g} s rank{} {} of {} never came ({}). Are all ranks started "
                       "with the same size and rendezvous? PACELINE_START_TIMEOUT sets the patience",
-                      shown_seconds(waited), ranks.size() == 1 ? "" : "s", list(ranks), size,
-                      space.describe())};
+                      shown_seconds(waited), dark || ranks.size() == 1 ? "" : "s",
+                      dark ? "0" : list(ranks), size,
+                      dark ? trouble.message() : "asked " + space.describe())};
 }
 
 TreeNeighbours tree_neighbours(Rank rank, Rank size) {
@@ -407,7 +414,8 @@ void JoinMachine::diagnose(Time now) {
   for (auto rank = unseen_.begin(); rank != unseen_.end();) {
     auto value = space_.get(record_key(*rank));
     if (!value || !*value) {
-      ++rank;
+      const bool here = space_.announced(here_key(spec_.prefix, *rank)).value_or(false);
+      rank = here ? unseen_.erase(rank) : std::next(rank);
       continue;
     }
     auto record = decode_record(**value);

@@ -20,6 +20,7 @@
 
 #include "bootstrap/join.h"
 #include "bootstrap/members.h"
+#include "wire/frame.h"
 
 namespace paceline::bootstrap {
 
@@ -29,13 +30,16 @@ struct JoinSpec {
   Member self;         ///< host, node_id, pid, address
   std::string prefix;  ///< of all keys
   std::string build;
-  uint32_t wire_version = 1;
+  uint32_t wire_version = wire::kWireVersion;
   SettingTexts settings;  ///< that must agree
   Time deadline = kNever;
   Time timeout = 0;  ///< as it was asked for, for messages
 };
 
-/// kTimeout: `ranks` of `size` have not come within `waited`, as `space` says.
+/// By what a rank announces that it is here (see KeyValue::announce).
+std::string here_key(const std::string& prefix, Rank rank);
+/// kTimeout: `ranks` of `size` have not come within `waited`, as `space` says. Where rank 0 is among them and `space`
+/// can't be read, rank 0 alone, which serves it: nothing is known of the others.
 Status never_came(Time waited, const std::set<Rank>& ranks, Rank size, const KeyValue& space);
 
 class JoinMachine {

@@ -28,6 +28,13 @@ class KeyValue {
   virtual Status fence() { return {}; }
   /// The value, nothing yet (ask again), or why it can't be had.
   virtual Result<std::optional<std::string>> get(const std::string& key) = 0;
+  /// Says at once that somebody is here, by a name that others can look for before the fence. Nothing where get()
+  /// shows what was put without a fence, or where the launcher has no place for it.
+  virtual void announce(const std::string& /*name*/) {}
+  /// Whether somebody has announced `name`; nullopt: this space can't tell.
+  virtual std::optional<bool> announced(const std::string& /*name*/) { return std::nullopt; }
+  /// Why nothing can be read at the moment; ok where there is no such reason.
+  [[nodiscard]] virtual Status trouble() const { return {}; }
   /// Moves outstanding requests; call between get()s.
   virtual Status poll(Time now) = 0;
   /// "torch's store", "PMI-1 (Hydra)", "tcp://10.0.0.1:6666": for messages.

@@ -45,6 +45,15 @@ class Pmi1KeyValue final : public KeyValue {
 
   Status fence() override { return client_.enter_barrier(); }
 
+  void announce(const std::string& name) override {
+    announces_ = client_.publish(short_key(name)).is_ok();
+  }
+  std::optional<bool> announced(const std::string& name) override {
+    if (!announces_) return std::nullopt;
+    auto found = client_.is_published(short_key(name));
+    return found ? std::optional(*found) : std::nullopt;
+  }
+
   Result<std::optional<std::string>> get(const std::string& key) override {
     if (!fenced_.is_ok()) return fenced_;
     if (client_.in_barrier()) return std::optional<std::string>();
@@ -78,6 +87,7 @@ class Pmi1KeyValue final : public KeyValue {
   Pmi1Client client_;
   pid_t pid_ = ::getpid();
   Status fenced_;
+  bool announces_ = false;
 };
 
 /// PMIx asks by the rank that put a key; bootstrap's keys tell: ".../r12" is rank 12's, the rest rank 0's.
@@ -109,6 +119,15 @@ class PmixKeyValue final : public KeyValue {
     return {};
   }
 
+  void announce(const std::string& name) override {
+    announces_ = client_->publish(short_key(name)).is_ok();
+  }
+  std::optional<bool> announced(const std::string& name) override {
+    if (!announces_) return std::nullopt;
+    auto found = client_->is_published(short_key(name));
+    return found ? std::optional(*found) : std::nullopt;
+  }
+
   Result<std::optional<std::string>> get(const std::string& key) override {
     if (fence_ && !fence_->done.load(std::memory_order_acquire))
       return std::optional<std::string>();
@@ -134,6 +153,7 @@ class PmixKeyValue final : public KeyValue {
   };
   std::shared_ptr<drivers::PmixClient> client_;
   std::shared_ptr<Fence> fence_;
+  bool announces_ = false;
 };
 
 }  // namespace

@@ -50,6 +50,13 @@ Result<std::unique_ptr<KvServer>> KvServer::start(KvServerOptions options) {
   std::unique_ptr<KvServer> server(new KvServer(std::move(options)));
   server->epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
   server->listener_ = ::socket(at.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (server->epoll_ < 0 || server->listener_ < 0) {
+    const int why = errno;
+    return Status(
+        Code::kResourceExhausted,
+        fmt::format("can't make a socket to listen on {}: {}{}", at.text(), std::strerror(why),
+                    why == EMFILE ? "; allow the process more open files (ulimit -n)" : ""));
+  }
   int on = 1;
   ::setsockopt(server->listener_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (::bind(server->listener_, at.get(), at.length) != 0 ||

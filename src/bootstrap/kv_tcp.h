@@ -29,7 +29,7 @@ class TcpKeyValue final : public KeyValue {
   /// What travels is authenticated, not hidden.
   [[nodiscard]] bool is_private() const override { return false; }
   /// Why there is no connection at the moment; ok while there is one.
-  [[nodiscard]] const Status& trouble() const { return trouble_; }
+  [[nodiscard]] Status trouble() const override { return trouble_; }
   /// The local address of the connection, once there is one: this machine's address towards rank 0.
   [[nodiscard]] std::optional<HostAddress> local() const;
 

@@ -8,8 +8,10 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <set>
 
 #include "bootstrap/host_address.h"
+#include "bootstrap/join_machine.h"
 #include "bootstrap/rendezvous.h"
 
 namespace paceline::bootstrap {
@@ -20,7 +22,9 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 /// Rank 0's "address port", known to all.
 Result<HostPort> agree_on_master(const Settings& settings, const Identity& identity,
                                  KeyValue& space) {
-  auto key = fmt::format("paceline/{}/launch/master", identity.job.substr(0, 64));
+  const auto prefix = fmt::format("paceline/{}/launch/", identity.job.substr(0, 64));
+  const auto key = prefix + "master";
+  space.announce(here_key(prefix, identity.rank));
   if (identity.rank == 0) {
     PACELINE_ASSIGN(auto address, own_address(settings, identity));
     PACELINE_ASSIGN(auto port, free_port(address));
@@ -43,6 +47,11 @@ Result<HostPort> agree_on_master(const Settings& settings, const Identity& ident
     }
     ::poll(nullptr, 0, 2);
   }
+  std::set<Rank> missing;
+  for (Rank r = 0; r < identity.size; ++r) {
+    if (!space.announced(here_key(prefix, r)).value_or(true)) missing.insert(r);
+  }
+  if (!missing.empty()) return never_came(to_time(timeout), missing, identity.size, space);
   return Status(Code::kTimeout, fmt::format("after {:g} s rank 0 has not told its address over {}",
                                             timeout, space.describe()));
 }

@@ -103,7 +103,12 @@ Result<Pmi1Client::Words> Pmi1Client::hear(int wait_ms) {
 
 Result<Pmi1Client::Words> Pmi1Client::ask(const std::string& line, const std::string& expected) {
   PACELINE_RETURN_IF_ERROR(say(line));
-  PACELINE_ASSIGN(auto words, hear(static_cast<int>(patience_ / kMillisecond)));
+  const int patience_ms = static_cast<int>(patience_ / kMillisecond);
+  PACELINE_ASSIGN(auto words, hear(patience_ms));
+  if (in_barrier_ && words["cmd"] == "barrier_out") {  // it ended before the question was heard
+    in_barrier_ = false;
+    PACELINE_ASSIGN(words, hear(patience_ms));
+  }
   if (words.empty()) return broken(fmt::format("does not answer (expected {})", expected));
   if (words["cmd"] != expected) {
     return broken(
@@ -131,6 +136,19 @@ Result<std::string> Pmi1Client::get(const std::string& key) {
                   ask(fmt::format("cmd=get kvsname={} key={}\n", space_, key), "get_result"));
   if (words["rc"] != "0") return broken(fmt::format("has no key '{}'", key));
   return words["value"];
+}
+
+Status Pmi1Client::publish(const std::string& name) {
+  PACELINE_ASSIGN(auto words, ask(fmt::format("cmd=publish_name service={} port=here\n", name),
+                                  "publish_result"));
+  if (words["rc"] != "0") return broken(fmt::format("refuses the name '{}'", name));
+  return {};
+}
+
+Result<bool> Pmi1Client::is_published(const std::string& name) {
+  PACELINE_ASSIGN(auto words,
+                  ask(fmt::format("cmd=lookup_name service={}\n", name), "lookup_result"));
+  return words["rc"] == "0";
 }
 
 Status Pmi1Client::enter_barrier() {

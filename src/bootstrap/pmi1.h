@@ -6,6 +6,8 @@
 //   → cmd=put kvsname=… key=… value=…                ← cmd=put_result rc=0 msg=success
 //   → cmd=barrier_in                                 ← cmd=barrier_out          (once every rank has asked)
 //   → cmd=get kvsname=… key=…                        ← cmd=get_result rc=0 msg=success value=…
+//   → cmd=publish_name service=… port=…              ← cmd=publish_result info=ok rc=0 msg=success
+//   → cmd=lookup_name service=…                      ← cmd=lookup_result port=… info=ok rc=0 msg=success
 //   → cmd=finalize                                   ← cmd=finalize_ack
 #pragma once
 
@@ -33,6 +35,9 @@ class Pmi1Client {
   Status put(const std::string& key, const std::string& value);
   /// kUnavailable: no such key.
   Result<std::string> get(const std::string& key);
+  /// Names that all of the job see at once, also while they wait in the barrier. kUnavailable: it was refused.
+  Status publish(const std::string& name);
+  Result<bool> is_published(const std::string& name);
   Status enter_barrier();
   /// True once every rank has entered.
   Result<bool> left_barrier();

@@ -70,6 +70,15 @@ std::string hydra(std::map<std::string, std::string>& entries, const std::string
       return "cmd=get_result rc=-1 msg=key " + w["key"] + " not found value=unknown\n";
     return "cmd=get_result rc=0 msg=success value=" + entries[w["key"]] + "\n";
   }
+  if (w["cmd"] == "publish_name") {
+    entries["service " + w["service"]] = w["port"];
+    return "cmd=publish_result info=ok rc=0 msg=success\n";
+  }
+  if (w["cmd"] == "lookup_name") {
+    if (!entries.contains("service " + w["service"]))
+      return "cmd=lookup_result rc=1 msg=service_not_found\n";
+    return "cmd=lookup_result port=here info=ok rc=0 msg=success\n";
+  }
   if (w["cmd"] == "barrier_in") return "cmd=barrier_out\n";
   return "cmd=finalize_ack\n";
 }
@@ -101,6 +110,46 @@ TEST(Pmi1, RandomValuesOfEveryLengthComeBack) {
   EXPECT_FALSE(*missing);
 }
 
+// Whoever has announced itself is seen by all that wait in the barrier, and what ends it may come before the answer.
+TEST(Pmi1, WhoIsHereIsToldWhileTheBarrierLasts) {
+  std::map<std::string, std::string> entries;
+  bool late = false;  // the barrier's end
+  Manager manager([&](const std::string& line) {
+    if (line == "cmd=barrier_in") return std::string();
+    return (late ? "cmd=barrier_out\n" : "") + hydra(entries, line);
+  });
+  auto space = pmi1_space(manager.fd());
+  ASSERT_TRUE(space) << space.status().message();
+  EXPECT_EQ((*space)->announced("here1"), std::nullopt) << "who has not announced itself can't ask";
+  (*space)->announce("here1");
+  ASSERT_TRUE((*space)->put("r1", "record").is_ok());
+  ASSERT_TRUE((*space)->fence().is_ok());
+  EXPECT_EQ((*space)->announced("here1"), true);
+  EXPECT_EQ((*space)->announced("here2"), false);
+  auto got = (*space)->get("r1");
+  ASSERT_TRUE(got);
+  EXPECT_FALSE(*got) << "the fence is not over";
+  late = true;
+  EXPECT_EQ((*space)->announced("here2"), false);
+  late = false;
+  ASSERT_TRUE((*space)->poll(0).is_ok());
+  got = (*space)->get("r1");
+  ASSERT_TRUE(got && *got) << "the barrier's end was lost";
+}
+
+TEST(Pmi1, AManagerWithoutNamesCantTellWhoIsHere) {
+  std::map<std::string, std::string> entries;
+  Manager manager([&](const std::string& line) {
+    if (line.starts_with("cmd=publish_name"))
+      return std::string("cmd=publish_result rc=1 msg=no\n");
+    return hydra(entries, line);
+  });
+  auto space = pmi1_space(manager.fd());
+  ASSERT_TRUE(space) << space.status().message();
+  (*space)->announce("here1");
+  EXPECT_EQ((*space)->announced("here1"), std::nullopt);
+}
+
 TEST(Pmi1, AManagerThatSpeaksNonsenseIsAnError) {
   for (const char* reply :
        {"cmd=surprise\n", "nonsense\n", "hang up", "rc=0\n", "cmd=response_to_init rc=-1\n"}) {
@@ -130,6 +179,17 @@ TEST(Hex, ThereAndBackAndNothingElse) {
   ASSERT_TRUE(back);
   EXPECT_EQ(*back, all);
   for (const char* bad : {"a", "0g", "AB", " 0"}) EXPECT_FALSE(from_hex(bad)) << bad;
+}
+
+TEST(Pmix, WhoIsHereIsToldBeforeTheFence) {
+  auto world = std::make_shared<drivers::MockPmix>(2);
+  auto mine = pmix_space(drivers::MockPmix::client(world, 0));
+  auto other = pmix_space(drivers::MockPmix::client(world, 1));
+  EXPECT_EQ(mine->announced("here1"), std::nullopt) << "who has not announced itself can't ask";
+  mine->announce("here0");
+  EXPECT_EQ(mine->announced("here1"), false);
+  other->announce("here1");
+  EXPECT_EQ(mine->announced("here1"), true);
 }
 
 TEST(Pmix, WhatOneRankPutsAllSeeAfterTheFence) {

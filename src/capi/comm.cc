@@ -22,6 +22,9 @@ Status check(const paceline_comm_options& o) {
   }
   if (o.store != nullptr && (o.store->put == nullptr || o.store->get == nullptr))
     return {Code::kInvalidArgument, "the store lacks put or get"};
+  if (o.job_rank != nullptr && *o.job_rank < 0)
+    return {Code::kInvalidArgument,
+            fmt::format("job_rank points to {}; it must be 0 or more, or NULL", *o.job_rank)};
   if (o.timeout_s < 0 || o.timeout_s != o.timeout_s)
     return {Code::kInvalidArgument,
             fmt::format("timeout_s is {:g}; it must be positive, or 0", o.timeout_s)};
@@ -34,11 +37,12 @@ paceline_code no_failure(paceline_code code) {
   return invalid(fmt::format("{} is not the code of a failure", code));
 }
 
-/// A communicator of some of the job's ranks has a rank 0 of its own, which is not who speaks for the job.
+/// A communicator of some of the job's ranks has a rank 0 of its own, which is not who speaks for the job. What a
+/// launcher says of a smaller job (variables that an image sets, srun around a script that spawns) is of another.
 Rank job_rank_of(const paceline_comm_options& o, const Result<bootstrap::Identity>& launched) {
   if (o.job_rank != nullptr) return *o.job_rank;
   const bool told = launched && launched->launcher != bootstrap::Launcher::kNone;
-  return told ? launched->rank : std::max(o.rank, 0);
+  return told && launched->size >= o.size ? launched->rank : std::max(o.rank, 0);
 }
 
 Status create(const paceline_comm_options& o, paceline_comm** out) {

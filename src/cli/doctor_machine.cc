@@ -30,7 +30,12 @@ bool can_read_sibling() {
   int ready[2];
   if (pipe(ready) != 0) return false;
   static char secret[16] = "sibling";
-  pid_t owner = fork();
+  const pid_t owner = fork();
+  if (owner < 0) {  // of -1 every process would be killed below
+    close(ready[0]);
+    close(ready[1]);
+    return false;
+  }
   if (owner == 0) {
     close(ready[0]);
     ssize_t written = write(ready[1], "x", 1);

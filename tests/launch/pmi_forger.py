@@ -33,7 +33,10 @@ def main():
                 return rank.wait()
             hydra.sendall(said)
         if hydra in ready:
-            lines += hydra.recv(4096)
+            heard = hydra.recv(4096)
+            if not heard:
+                return rank.wait()
+            lines += heard
             whole, newline, lines = lines.rpartition(b"\n")
             forged, count = SECRET.subn(forge, whole)
             ours.sendall(forged + newline)

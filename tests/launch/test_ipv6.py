@@ -54,7 +54,7 @@ def test_a_rendezvous_by_hand(python, free_port):
 def test_paceline_run(paceline, python, tmp_path):
     """To a host by its address, which a network of its own takes for this machine's but no interface has."""
     ssh = tmp_path / "ssh"
-    ssh.write_text("#!/bin/sh\nfor last; do :; done\nexec sh -c \"$last\"\n")
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
     ssh.chmod(0o755)
     net = "ip link set lo up && ip -6 addr add 2001:db8::1/128 dev lo && ip -6 route add local 2001:db8:1::/64 dev lo"
     command = [paceline, "run", "--ssh", ssh, "-H", "[2001:db8:1::2]:1,localhost:1", "--", python, SUMS, tmp_path, 7, 1]

@@ -126,6 +126,27 @@ def test_what_is_known_but_not_built_is_mentioned_once_on_rank_0(paceline, pytho
     expect_one_warning_each(asked, result.stdout + result.stderr)
 
 
+SPAWNED = """
+import torch.multiprocessing as mp
+from paceline import communicator
+
+def main(rank, size):
+    communicator.Communicator(rank=rank, size=size, timeout=60).close()
+
+if __name__ == "__main__":
+    mp.spawn(main, (3,), 3)
+"""
+
+
+def test_whose_rank_0_speaks_where_variables_are_of_a_smaller_job(python, free_port, tmp_path):
+    """As in an image that sets them for all processes."""
+    (tmp_path / "script.py").write_text(SPAWNED)
+    image = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "PACELINE_PORT": free_port}
+    result = run([python, tmp_path / "script.py"], HOROVOD_CYCLE_TIME="0", **image)
+    assert result.returncode == 0, result.stdout + result.stderr
+    expect_one_warning_each(["HOROVOD_CYCLE_TIME"], result.stdout + result.stderr)
+
+
 NO_LAUNCHER = """
 import sys
 import paceline.torch

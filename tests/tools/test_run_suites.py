@@ -46,9 +46,7 @@ def test_a_second_run_forgives_what_was_late_but_no_sanitizers_report(tmp_path, 
     assert capfd.readouterr().out.splitlines()[-1] == last
 
 
-@pytest.mark.parametrize(
-    ("fails", "forgives", "runs"), [(2, None, 3), (2, 2, 2), (3, 2, 1), (1, 1, 2), (2, 1, 1)]
-)
+@pytest.mark.parametrize(("fails", "forgives", "runs"), [(2, None, 3), (2, 2, 2), (3, 2, 1), (1, 1, 2), (2, 1, 1)])
 def test_a_second_run_is_for_the_few_that_failed(tmp_path, monkeypatch, capfd, fails, forgives, runs):
     """How often a test that passed ran says which it was: the failed ones once more, everything, or nothing."""
     names = [f"late_{i}" for i in range(fails)]

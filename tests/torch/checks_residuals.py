@@ -181,6 +181,7 @@ def grad_scaler_skips_the_step_and_rescales():
     scaler.update()
     before, weights = residuals(ours), [p.detach().clone() for p in ours.parameters()]
     scaled_step(1, factor=float("inf") if RANK == 0 else 1.0)
+    assert not torch.cat([g.reshape(-1) for g in gradients(ours)]).isfinite().all(), "the Inf did not reach this rank"
     assert identical(before, residuals(ours))
     assert all(torch.equal(a, b) for a, b in zip(weights, ours.parameters())), "the step was not skipped"
     scaler.update()

@@ -145,8 +145,10 @@ def main() -> int:
 
     def work(pair: Pair, kills: bool) -> None:
         if kills:
-            drain(killing, pair)
-            killed.set()
+            try:
+                drain(killing, pair)
+            finally:
+                killed.set()
         if pair is pairs[0]:
             killed.wait()
         drain(others, pair)

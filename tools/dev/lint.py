@@ -58,16 +58,17 @@ def clang_format(fix: bool) -> list[str]:
 def ruff(fix: bool) -> list[str]:
     if fix:
         subprocess.run([str(ROOT / ".venv/bin/ruff"), "format", "--quiet", "."], cwd=ROOT, check=True)
-    command = [
-        str(ROOT / ".venv/bin/ruff"),
-        "check",
-        "--quiet",
-        "--output-format=concise",
-        *(["--fix"] if fix else []),
-        ".",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return [] if done.returncode == 0 else (done.stdout + done.stderr).splitlines()[:40]
+    problems = []
+    for command in (
+        ["check", "--quiet", "--output-format=concise", *(["--fix"] if fix else [])],
+        ["format", "--check"],
+    ):
+        done = subprocess.run(
+            [str(ROOT / ".venv/bin/ruff"), *command, "."], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            problems += (done.stdout + done.stderr).splitlines()[:40]
+    return problems
 
 
 def forbidden_words() -> list[str]:

@@ -162,12 +162,14 @@ def fuzz_suites(seconds: int) -> list[Suite]:
 def all_suites() -> list[Suite]:
     """The longest first, so that the last ones end together."""
     venv, old = str(ROOT / ".venv" / "bin" / "python"), "/usr/bin/python3"
+    # run() keeps the caller's settings from the suites; this is not one, but where lint may write.
+    cache = {name: os.environ[name] for name in ("PACELINE_CACHE",) if name in os.environ}
     torch = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "torch").glob("test_*.py"))]
     suites: list[Suite | None] = [
         pytest_suite("torch", venv, [path for path in torch if path not in TIMED], forgives=1),
         pytest_suite("torch-1.13", old, [path for path in TORCH_1_13 if path not in TIMED], forgives=1),
         pytest_suite("tools", venv, ["tests/tools"]),
-        Suite("lint", [venv, "tools/dev/lint.py", "--recent"], None, {}, 3000),
+        Suite("lint", [venv, "tools/dev/lint.py", "--recent"], None, cache, 3000),
         *gtest_suites("build", "cpp", {}, 900),
         *gtest_suites("build-asan", "asan", SANITIZED, 1200),
         *gtest_suites("build-tsan", "tsan", SANITIZED, 1200),

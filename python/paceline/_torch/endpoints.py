@@ -10,7 +10,7 @@ import torch.distributed as dist
 from paceline import _state
 from paceline import communicator as core
 from paceline._torch.residuals import ResidualSteps
-from paceline._torch.start_lines import say_once
+from paceline._torch.start_lines import job_rank, say_once
 from paceline._torch.stores import TorchStore
 
 _endpoints = {}
@@ -57,7 +57,7 @@ def make_communicator(rank, size, store, prefix, timeout=0.0, announce=True):
         prefix=f"{prefix}/{serial}",
         face=_state.face,
         timeout=timeout,
-        job_rank=dist.get_rank() if dist.is_initialized() else None,
+        job_rank=job_rank(rank),
     )
     whole = not dist.is_initialized() or size == dist.get_world_size()
     if announce and (whole or not _told):

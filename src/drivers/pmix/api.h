@@ -21,8 +21,20 @@ struct Value {
     } largest;  // pmix_envar_t
   } data;
 };
+struct Info {
+  char key[512];
+  uint32_t flags;
+  Value value;
+};
+struct PublishedData {  // pmix_pdata_t
+  Proc publisher;
+  char key[512];
+  Value value;
+};
+static_assert(sizeof(Info) == 552 && sizeof(PublishedData) == 808);
 static_assert(sizeof(Proc) == 260 && sizeof(Value) == 32 && offsetof(Value, data) == 8);
 inline constexpr uint16_t kString = 3;
 inline constexpr uint8_t kGlobal = 3;
+inline constexpr int kNotFound = -46;
 
 }  // namespace paceline::drivers::pmix

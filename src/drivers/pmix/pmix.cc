@@ -13,9 +13,12 @@
 namespace paceline::drivers {
 namespace {
 
+using pmix::Info;
 using pmix::kGlobal;
+using pmix::kNotFound;
 using pmix::kString;
 using pmix::Proc;
+using pmix::PublishedData;
 using pmix::Value;
 constexpr int kSuccess = 0;
 
@@ -26,6 +29,8 @@ struct Functions {
   int (*commit)();
   int (*fence)(const Proc*, std::size_t, const void*, std::size_t);
   int (*get)(const Proc*, const char*, const void*, std::size_t, Value**);
+  int (*publish)(const Info*, std::size_t);
+  int (*lookup)(PublishedData*, std::size_t, const Info*, std::size_t);
   const char* (*error_string)(int);
 };
 
@@ -45,6 +50,7 @@ Result<Functions> load() {
   bool all = bind(functions.init, "PMIx_Init") && bind(functions.finalize, "PMIx_Finalize") &&
              bind(functions.put, "PMIx_Put") && bind(functions.commit, "PMIx_Commit") &&
              bind(functions.fence, "PMIx_Fence") && bind(functions.get, "PMIx_Get") &&
+             bind(functions.publish, "PMIx_Publish") && bind(functions.lookup, "PMIx_Lookup") &&
              bind(functions.error_string, "PMIx_Error_string");
   if (!all) return Status(Code::kUnavailable, "libpmix.so.2 lacks a function that it should have");
   return functions;
@@ -95,7 +101,32 @@ class LibraryClient final : public PmixClient {
     return text;
   }
 
+  Status publish(const std::string& name) override {
+    char here[] = "here";
+    Info info{};
+    PACELINE_RETURN_IF_ERROR(put_name(info.key, name));
+    info.value.type = kString;
+    info.value.data.string = here;
+    return check(functions_.publish(&info, 1), "PMIx_Publish");
+  }
+  Result<bool> is_published(const std::string& name) override {
+    PublishedData found{};
+    PACELINE_RETURN_IF_ERROR(put_name(found.key, name));
+    const int rc = functions_.lookup(&found, 1, nullptr, 0);
+    if (found.value.type == kString) std::free(found.value.data.string);
+    if (rc == kNotFound) return false;
+    PACELINE_RETURN_IF_ERROR(check(rc, "PMIx_Lookup"));
+    return true;
+  }
+
  private:
+  template <std::size_t Size>
+  static Status put_name(char (&key)[Size], const std::string& name) {
+    if (name.size() >= Size)
+      return {Code::kInternal, fmt::format("PMIx name '{}' is too long", name)};
+    std::memcpy(key, name.c_str(), name.size() + 1);
+    return {};
+  }
   Status check(int rc, const char* what) const {
     if (rc == kSuccess) return {};
     return {Code::kUnavailable, fmt::format("{}: {}", what, functions_.error_string(rc))};

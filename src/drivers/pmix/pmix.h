@@ -22,6 +22,10 @@ class PmixClient {
   virtual Status fence() = 0;
   /// What process `rank` has put and fenced; nullopt: nothing.
   virtual Result<std::optional<std::string>> get(uint32_t rank, const std::string& key) = 0;
+  /// A name that every process of the job can look up at once, whatever fence it waits in. kUnavailable: the launcher
+  /// has no place for it.
+  virtual Status publish(const std::string& name) = 0;
+  virtual Result<bool> is_published(const std::string& name) = 0;
 };
 
 /// kUnavailable: no libpmix.so.2, or no launcher that speaks PMIx. The connection lasts until its last user and

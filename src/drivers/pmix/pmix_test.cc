@@ -44,6 +44,15 @@ TEST_F(Pmix, WhatWasPutIsThereOnceAllHaveFenced) {
   EXPECT_EQ(*mine.get(2, "address"), std::nullopt) << "another rank's";
 }
 
+TEST_F(Pmix, ANameThatIsPublishedIsThereAtOnce) {
+  const auto client = *open_pmix();
+  EXPECT_FALSE(*client->is_published("rank 3 is here"));
+  ASSERT_TRUE(client->publish("rank 3 is here").is_ok());
+  EXPECT_TRUE(*client->is_published("rank 3 is here"));
+  EXPECT_FALSE(*client->is_published("rank 2 is here"));
+  EXPECT_EQ(client->publish(std::string(600, 'n')).code(), Code::kInternal);
+}
+
 TEST_F(Pmix, ItEndsWithItsLastUserButNotInAForkedChild) {
   auto client = *open_pmix();
   EXPECT_EQ(users(), 1);

@@ -1,10 +1,11 @@
-// PMIx in one process, for tests: a world of clients that see what others have put once all have fenced.
+// PMIx in one process, for tests: a world of clients that see what others have put once all have fenced, and names as soon as they are published.
 #pragma once
 
 #include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "drivers/pmix/pmix.h"
@@ -52,6 +53,15 @@ class MockPmix {
       if (found == world_->visible_.end()) return std::optional<std::string>();
       return std::optional<std::string>(found->second);
     }
+    Status publish(const std::string& name) override {
+      std::lock_guard lock(world_->mutex_);
+      world_->published_.insert(name);
+      return {};
+    }
+    Result<bool> is_published(const std::string& name) override {
+      std::lock_guard lock(world_->mutex_);
+      return world_->published_.contains(name);
+    }
     std::shared_ptr<MockPmix> world_;
     uint32_t rank_;
     std::map<std::pair<uint32_t, std::string>, std::string> staged_;
@@ -63,6 +73,7 @@ class MockPmix {
   uint64_t round_ = 0;
   Entries committed_;
   Entries visible_;
+  std::set<std::string> published_;
   std::mutex mutex_;
   std::condition_variable changed_;
 };

@@ -10,18 +10,20 @@
 
 namespace {
 
+using paceline::drivers::pmix::Info;
 using paceline::drivers::pmix::kGlobal;
+using paceline::drivers::pmix::kNotFound;
 using paceline::drivers::pmix::kString;
 using paceline::drivers::pmix::Proc;
+using paceline::drivers::pmix::PublishedData;
 using paceline::drivers::pmix::Value;
 
 constexpr int kBadParameter = -27;
-constexpr int kNotFound = -46;
 constexpr const char* kJob = "job.1";
 constexpr uint32_t kRank = 3;
 
 using Entries = std::map<std::string, std::string>;
-Entries put, committed, visible;  // NOLINT(cert-err58-cpp): a test's
+Entries put, committed, visible, published;  // NOLINT(cert-err58-cpp): a test's
 int users = 0;
 
 }  // namespace
@@ -61,6 +63,20 @@ EXPORTED int PMIx_Get(const Proc* from, const char* key, const void* /*info*/, s
   *value = static_cast<Value*>(std::calloc(1, sizeof(Value)));
   (*value)->type = kString;
   (*value)->data.string = ::strdup(found->second.c_str());
+  return 0;
+}
+EXPORTED int PMIx_Publish(const Info* info, std::size_t count) {
+  if (count != 1 || info->value.type != kString) return kBadParameter;
+  published[info->key] = info->value.data.string;
+  return 0;
+}
+EXPORTED int PMIx_Lookup(PublishedData* data, std::size_t count, const Info* /*info*/,
+                         std::size_t) {
+  if (count != 1) return kBadParameter;
+  const auto found = published.find(data->key);
+  if (found == published.end()) return kNotFound;
+  data->value.type = kString;
+  data->value.data.string = ::strdup(found->second.c_str());
   return 0;
 }
 EXPORTED const char* PMIx_Error_string(int code) {
