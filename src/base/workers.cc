@@ -26,13 +26,17 @@ void Workers::start_helpers(int wanted) {
 }
 
 void Workers::run_all(int parts, Call call) {
+  const int wanted = std::min(threads_, parts);
+  int most = used_.load(std::memory_order_relaxed);
+  while (most < wanted && !used_.compare_exchange_weak(most, wanted, std::memory_order_relaxed)) {
+  }
   if (threads_ <= 1 || parts <= 1) {
     for (int part = 0; part < parts; ++part) call.call(call.task, part);
     return;
   }
   std::lock_guard mine(turn_);
   std::unique_lock lock(mutex_);
-  start_helpers(std::min(threads_, parts) - 1);
+  start_helpers(wanted - 1);
   call_ = call;
   next_ = 0;
   parts_ = left_ = parts;

@@ -1,6 +1,7 @@
 // Threads that lend a hand with one computation at a time.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -20,6 +21,8 @@ class Workers {
   ~Workers();
 
   [[nodiscard]] int threads() const { return threads_; }
+  /// The most threads that one computation had parts for since the last call; 0: there was none.
+  int take_used() { return used_.exchange(0, std::memory_order_relaxed); }
 
   /// Calls task(part) once for each part from 0 to `parts` - 1, in any order and on any of the threads, and returns when
   /// all have ended. What they wrote is visible then. The task must not call run(), and what it throws (in effect: no
@@ -43,6 +46,7 @@ class Workers {
   void start_helpers(int wanted);
 
   const int threads_;
+  std::atomic<int> used_{0};
   std::mutex turn_;  ///< held by the caller whose computation runs
   std::mutex mutex_;
   std::condition_variable wake_, ended_;

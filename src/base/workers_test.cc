@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <numeric>
@@ -26,6 +27,19 @@ TEST(Workers, EveryPartRunsOnceAndIsSeen) {
             << threads << " threads, part " << part << " of " << parts;
     }
   }
+}
+
+TEST(Workers, SaysHowManyThreadsHadWork) {
+  Workers workers(3);
+  EXPECT_EQ(workers.take_used(), 0);
+  for (const int parts : {1, 2, 9, 0}) {
+    workers.run(parts, [](int) {});
+    EXPECT_EQ(workers.take_used(), std::min(parts, 3)) << parts;
+  }
+  workers.run(2, [](int) {});
+  workers.run(1, [](int) {});
+  EXPECT_EQ(workers.take_used(), 2) << "the most of both";
+  EXPECT_EQ(workers.take_used(), 0);
 }
 
 TEST(Workers, HelpersTakeParts) {

@@ -58,14 +58,18 @@ std::string here_key(const std::string& prefix, Rank rank) {
 }
 
 Status never_came(Time waited, const std::set<Rank>& ranks, Rank size, const KeyValue& space) {
-  const Status trouble = space.trouble();
-  const bool dark = !trouble.is_ok() && ranks.contains(0);
+  if (const Status trouble = space.trouble(); !trouble.is_ok() && ranks.contains(0)) {
+    return {Code::kTimeout,
+            fmt::format("after {:g} s nobody can say which of {} ranks have come: {}. Rank 0 or "
+                        "`paceline run`, which serves it, never came, or a firewall is in the way. "
+                        "PACELINE_START_TIMEOUT sets the patience",
+                        shown_seconds(waited), size, trouble.message())};
+  }
   return {Code::kTimeout,
-          fmt::format("after {:g} s rank{} {} of {} never came ({}). Are all ranks started "
+          fmt::format("after {:g} s rank{} {} of {} never came (asked {}). Are all ranks started "
                       "with the same size and rendezvous? PACELINE_START_TIMEOUT sets the patience",
-                      shown_seconds(waited), dark || ranks.size() == 1 ? "" : "s",
-                      dark ? "0" : list(ranks), size,
-                      dark ? trouble.message() : "asked " + space.describe())};
+                      shown_seconds(waited), ranks.size() == 1 ? "" : "s", list(ranks), size,
+                      space.describe())};
 }
 
 TreeNeighbours tree_neighbours(Rank rank, Rank size) {

@@ -38,8 +38,8 @@ struct JoinSpec {
 
 /// By what a rank announces that it is here (see KeyValue::announce).
 std::string here_key(const std::string& prefix, Rank rank);
-/// kTimeout: `ranks` of `size` have not come within `waited`, as `space` says. Where rank 0 is among them and `space`
-/// can't be read, rank 0 alone, which serves it: nothing is known of the others.
+/// kTimeout: `ranks` of `size` have not come within `waited`, as `space` says; who serves it where it can't be read, for
+/// nothing is known of the ranks then.
 Status never_came(Time waited, const std::set<Rank>& ranks, Rank size, const KeyValue& space);
 
 class JoinMachine {

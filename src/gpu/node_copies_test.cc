@@ -36,21 +36,37 @@ Result<uint64_t> sum_of(Path& path, const Tensor& tensor, uint64_t count = kCoun
 
 void sleep_for_ms(int time) { std::this_thread::sleep_for(std::chrono::milliseconds(time)); }
 
-bool all_are(const Tensor& tensor, uint64_t count, float value) {
-  return std::all_of(tensor.as<float>(), tensor.as<float>() + count,
-                     [&](float x) { return x == value; });
+/// What rank r has at element i in step `step`: random, and a small integer, so that sums are exact in any order.
+float value(Rank r, int step, uint64_t i) {
+  uint64_t x = (i * 64 + static_cast<uint64_t>(r)) * 1024 + static_cast<uint64_t>(step);
+  x = (x ^ (x >> 31)) * 0x9E3779B97F4A7C15;
+  x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9;
+  return static_cast<float>(static_cast<int>(x >> 53) - 1024);
 }
 
-/// What rank r fills in is r + step; four ranks add that up.
+void fill(const Tensor& tensor, Rank r, int step) {
+  for (uint64_t i = 0; i < kCount; ++i) tensor.as<float>()[i] = value(r, step, i);
+}
+
+/// The first element that is not what four ranks' add up to; kCount: none.
+uint64_t first_wrong(const Tensor& tensor, int step) {
+  for (uint64_t i = 0; i < kCount; ++i) {
+    float sum = 0;
+    for (Rank r = 0; r < 4; ++r) sum += value(r, step, i);
+    if (tensor.as<float>()[i] != sum) return i;
+  }
+  return kCount;
+}
+
 void expect_sum_of_step(Cluster& cluster, Path& path, Rank r, const Tensor& tensor, int step) {
-  std::fill_n(tensor.as<float>(), kCount, static_cast<float>(r + step));
+  fill(tensor, r, step);
   auto id = sum_of(path, tensor);
   ASSERT_TRUE(id.is_ok()) << id.status().message();
   ASSERT_TRUE(path.join(*id, nullptr).is_ok());
   bool finite = false;
   ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
   ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
-  EXPECT_TRUE(all_are(tensor, kCount, static_cast<float>(6 + 4 * step))) << step;
+  EXPECT_EQ(first_wrong(tensor, step), kCount) << step;
 }
 
 // All has come over the network everywhere, but one rank's GPU has yet to add it up.
@@ -99,7 +115,7 @@ TEST(NodeCopies, ASlotIsWrittenAgainWhenAllHaveReadIt) {
     uint64_t last = 0;
     for (int b = 0; b < kBuckets; ++b) {
       tensors.push_back(std::make_unique<Tensor>(cluster, r, kCount * 4));
-      std::fill_n(tensors.back()->as<float>(), kCount, static_cast<float>(100 * b + r));
+      fill(*tensors.back(), r, b);
       auto id = sum_of(*path, *tensors.back());
       ASSERT_TRUE(id.is_ok()) << id.status().message();
       last = *id;
@@ -107,9 +123,7 @@ TEST(NodeCopies, ASlotIsWrittenAgainWhenAllHaveReadIt) {
     ASSERT_TRUE(path->join(last, nullptr).is_ok());
     ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
     for (int b = 0; b < kBuckets; ++b)
-      EXPECT_TRUE(
-          all_are(*tensors[static_cast<size_t>(b)], kCount, static_cast<float>(400 * b + 6)))
-          << b;
+      EXPECT_EQ(first_wrong(*tensors[static_cast<size_t>(b)], b), kCount) << b;
     EXPECT_TRUE(path->destroy().is_ok());
   });
 }
@@ -127,12 +141,7 @@ TEST(NodeCopies, WhereOneGpuCanNotReadAnotherNcclGathers) {
               std::string::npos)
         << path->describe();
     Tensor tensor(cluster, r, kCount * 4);
-    std::fill_n(tensor.as<float>(), kCount, static_cast<float>(r));
-    auto id = sum_of(*path, tensor);
-    ASSERT_TRUE(id.is_ok()) << id.status().message();
-    ASSERT_TRUE(path->join(*id, nullptr).is_ok());
-    ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
-    EXPECT_TRUE(all_are(tensor, kCount, 6));
+    expect_sum_of_step(cluster, *path, r, tensor, 0);
     EXPECT_TRUE(path->destroy().is_ok());
   });
   for (Rank r = 0; r < cluster.size(); ++r) {
@@ -163,7 +172,9 @@ TEST(NodeCopies, WhatAShardHasNoRoomForNcclGathers) {
     constexpr uint64_t kRows = 3;
     Tensor tensor(cluster, r, kRows * kRow * 4);
     std::fill_n(tensor.as<float>(), kRows * kRow, 0.0F);
-    std::fill_n(tensor.as<float>() + static_cast<uint64_t>(r % 3) * kRow, kRow, 1.0F);
+    // Ranks 0 and 3 have the first row, the others one each.
+    const uint64_t mine = static_cast<uint64_t>(r % 3) * kRow;
+    for (uint64_t i = 0; i < kRow; ++i) tensor.as<float>()[mine + i] = value(r, 0, i);
     AllReduce a;
     a.data = tensor.address();
     a.count = kRows * kRow;
@@ -173,9 +184,14 @@ TEST(NodeCopies, WhatAShardHasNoRoomForNcclGathers) {
     ASSERT_TRUE(id.is_ok()) << id.status().message();
     ASSERT_TRUE(path->join(*id, nullptr).is_ok());
     ASSERT_EQ(cluster.machine().api().stream_synchronize(nullptr), 0);
-    EXPECT_EQ(tensor.as<float>()[0], 2.0F);
-    EXPECT_EQ(tensor.as<float>()[kRow], 1.0F);
-    EXPECT_EQ(tensor.as<float>()[3 * kRow - 1], 1.0F);
+    uint64_t wrong = 0;
+    for (uint64_t i = 0; i < kRow; ++i) {
+      const float* at = tensor.as<float>() + i;
+      wrong += at[0] != value(0, 0, i) + value(3, 0, i);
+      wrong += at[kRow] != value(1, 0, i);
+      wrong += at[2 * kRow] != value(2, 0, i);
+    }
+    EXPECT_EQ(wrong, 0U);
     EXPECT_TRUE(path->destroy().is_ok());
   });
 }
@@ -207,7 +223,7 @@ TEST(NodeCopies, NobodysMemoryIsGivenBackWhileOthersHaveItOpen) {
     auto path = path_of(cluster, r);
     ASSERT_NE(path, nullptr);
     Tensor tensor(cluster, r, kCount * 4);
-    std::fill_n(tensor.as<float>(), kCount, 1.0F);
+    fill(tensor, r, 0);
     auto id = sum_of(*path, tensor);
     ASSERT_TRUE(id.is_ok()) << id.status().message();
     bool finite = false;
@@ -232,7 +248,7 @@ TEST(NodeCopies, AfterAFaultTheSlotsStay) {
     auto path = path_of(cluster, r);
     ASSERT_NE(path, nullptr);
     Tensor tensor(cluster, r, kCount * 4);
-    std::fill_n(tensor.as<float>(), kCount, 1.0F);
+    fill(tensor, r, 0);
     ASSERT_TRUE(sum_of(*path, tensor).is_ok());
     bool finite = false;
     ASSERT_TRUE(path->wait_arrival(0, finite).is_ok());

@@ -96,11 +96,24 @@ def test_every_operation_prints_and_writes_a_line_a_size(operation, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["--codec", "fp16"], ["--buffers", "shared"], ["--dtype", "int64"], ["--out-of-place"]]
+    "words",
+    [
+        ["--codec", "fp16"],
+        ["--codec", "bf16"],
+        ["--buffers", "shared"],
+        ["--dtype", "int64"],
+        ["--dtype", "float16"],
+        ["--dtype", "bfloat16"],
+        ["--out-of-place"],
+    ],
 )
-def test_sums_are_right(words):
-    codes, _, err = ranks(2, "allreduce", "--bytes", "1MiB", "--iterations", 2, "--turns", 1, *words)
+def test_sums_are_right(words, tmp_path):
+    words = ["--bytes", "1MiB", "--iterations", 2, "--turns", 1, "--json", tmp_path / "lines.json", *words]
+    codes, _, err = ranks(2, "allreduce", *words, PACELINE_CODEC_SCOPE="everywhere")
     assert codes == [0, 0], err  # the bench compares a sample of the sum with the ranks' values
+    (row,) = lines(tmp_path / "lines.json")
+    told = dict(zip(words[::2], words[1::2]))
+    assert (row["codec"], row["dtype"]) == (told.get("--codec", "none"), told.get("--dtype", "float32"))
 
 
 def test_as_many_operations_as_are_asked_for(tmp_path):
@@ -222,7 +235,7 @@ def test_a_line_names_the_codec_that_the_settings_gave(tmp_path):
 
 @pytest.mark.parametrize(("buffers", "threads"), [("private", 1), ("shared", 2), ("exchanged", 2)])
 def test_a_line_counts_the_threads_that_read_a_neighbour_s_memory(buffers, threads, tmp_path):
-    words = ("--bytes", "4KiB,2MiB", "--iterations", 2, "--turns", 1, "--buffers", buffers)
+    words = ("--bytes", "4KiB,8MiB", "--iterations", 2, "--turns", 1, "--buffers", buffers)
     codes, _, err = ranks(2, "allreduce", *words, "--json", tmp_path / "lines.json", PACELINE_CODEC_THREADS=2)
     assert codes == [0, 0], err
     assert [row["threads"] for row in lines(tmp_path / "lines.json")] == [1, threads]

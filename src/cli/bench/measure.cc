@@ -39,8 +39,11 @@ Result<std::vector<double>> run_ours(paceline_comm* comm, Workload& work, int it
 class Turn {
  public:
   Turn(paceline_comm* comm, const paceline_identity& who, const Options& options, Workload& work,
-       GlooPeer* peer, int threads)
-      : comm_(comm), who_(who), options_(options), work_(work), peer_(peer), threads_(threads) {}
+       GlooPeer* peer)
+      : comm_(comm), who_(who), options_(options), work_(work), peer_(peer) {}
+
+  /// The peer's from now on: as many as this rank's operations have had.
+  int count_threads() { return threads_ = std::max(1, comm_->workers->take_used()); }
 
   Status run(bool ours, int iterations, Figures& into) {
     PACELINE_RETURN_IF_ERROR(barrier(comm_));
@@ -67,26 +70,17 @@ class Turn {
   const Options& options_;
   Workload& work_;
   GlooPeer* peer_;
-  int threads_;
+  int threads_ = 1;
 };
 
-/// Of a rank's part: less is read by one thread (`kWorthIt` in src/wire/shm/together.cc).
-constexpr uint64_t kReadTogether = 1 << 20;
-
-/// What the engine would do, and with how many threads.
-void describe(paceline_comm* comm, const Options& options, const Workload& work, int rank,
-              Row& row) {
+/// What the engine would do.
+void describe(const Workload& work, int rank, Row& row) {
   const auto told = [&](const auto& result) { return result.status().to_string(); };
   const auto request = work.request();
   if (!request) return void(row.plan = told(request));
   const auto plan = plan::build(*request, rank);
   if (!plan) return void(row.plan = told(plan));
   row.plan = plan->summary();
-  // Several code top-k, and read what lies in a neighbour's memory.
-  const bool reads = options.buffers != "private" &&
-                     row.bytes / static_cast<uint64_t>(request->shape.size) >= kReadTogether &&
-                     request->shape.node_count() < request->shape.size;
-  if (plan->algorithm == plan::Algorithm::kSparse || reads) row.threads = comm->workers->threads();
 }
 
 uint64_t predicted_so_far(paceline_comm* comm) {
@@ -108,6 +102,7 @@ Status warm_up(Turn& turn, GlooPeer* peer, Row& row, double& ours, double& their
   Figures first;
   PACELINE_RETURN_IF_ERROR(turn.run(true, 3, first));
   ours = first.seconds.back();
+  row.threads = turn.count_threads();
   if (peer == nullptr) return Status::ok();
   Figures other;
   Status status = turn.run(false, 3, other);
@@ -134,16 +129,17 @@ Result<Row> measure(paceline_comm* comm, const paceline_identity& who, const Opt
   PACELINE_ASSIGN(auto work, Workload::make(comm, who, options, bytes));
   Row row;
   row.bytes = work.bytes();
-  describe(comm, options, work, who.rank, row);
+  describe(work, who.rank, row);
   row.codec = codec_word(work.codec().codec);
 
   work.refill();
   uint64_t predicted = predicted_so_far(comm);
+  comm->workers->take_used();
   PACELINE_RETURN_IF_ERROR(work.run());
   row.predicted_bytes = predicted_so_far(comm) - predicted;
   PACELINE_RETURN_IF_ERROR(all_ok(comm, who.rank, work.verify(), "wrong result"));
 
-  Turn turn(comm, who, options, work, peer, row.threads);
+  Turn turn(comm, who, options, work, peer);
   double ours = 0, theirs = 0;
   PACELINE_RETURN_IF_ERROR(warm_up(turn, peer, row, ours, theirs));
   bool both = peer != nullptr && row.peer_refusal.empty();

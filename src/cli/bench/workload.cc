@@ -9,6 +9,7 @@
 
 #include "capi/handle.h"
 #include "capi/options.h"
+#include "device/cpu/casts.h"
 
 namespace paceline::bench {
 namespace {
@@ -157,6 +158,10 @@ double Workload::value(int rank, uint64_t index) const {
     case DType::kInt32:
     case DType::kInt64:
       return static_cast<double>(bits % 2001) - 1000;
+    case DType::kFloat16:  // from 1 to 2, as what each can hold
+      return 1 + static_cast<double>(bits % 1024) / 1024;
+    case DType::kBFloat16:
+      return 1 + static_cast<double>(bits % 128) / 128;
     default:
       return static_cast<double>(bits >> 40) / (1 << 24) - 0.5;
   }
@@ -180,12 +185,9 @@ void Workload::refill() {
       case DType::kInt64:
         store(to, i, static_cast<int64_t>(v));
         break;
-      // Small positive numbers of either format: sign 0, exponent of 1, random fraction.
       case DType::kFloat16:
-        store<uint16_t>(to, i, 0x3c00 | (mix(i) & 0x3ff));
-        break;
       case DType::kBFloat16:
-        store<uint16_t>(to, i, 0x3f80 | (mix(i) & 0x7f));
+        cpu::store_rounded(static_cast<DType>(args_.dtype), v, to + 2 * i);
         break;
       default:
         break;
@@ -201,6 +203,9 @@ double Workload::read(const std::byte* from, uint64_t index) const {
       return load<double>(from, index);
     case DType::kInt32:
       return load<int32_t>(from, index);
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return cpu::load_wide(static_cast<DType>(args_.dtype), from + 2 * index);
     default:
       return static_cast<double>(load<int64_t>(from, index));
   }
@@ -227,14 +232,13 @@ double Workload::expected(uint64_t index) const {
 }
 
 Status Workload::verify() const {
-  auto type = static_cast<DType>(args_.dtype);
-  bool summable = type != DType::kFloat16 && type != DType::kBFloat16;
-  if (!summable || codec_.codec == plan::Codec::kTopK) return Status::ok();
+  const auto type = static_cast<DType>(args_.dtype);
+  if (codec_.codec == plan::Codec::kTopK) return Status::ok();
   const std::byte* out = static_cast<const std::byte*>(args_.output);
   uint64_t elements = (in_place_ ? input_.size() : output_.size()) / dtype_size(type);
-  double rounding = codec_.codec == plan::Codec::kBf16   ? 1e-2
-                    : codec_.codec == plan::Codec::kFp16 ? 1e-3
-                                                         : 1e-6;
+  const bool bf16 = codec_.codec == plan::Codec::kBf16 || type == DType::kBFloat16;
+  const bool fp16 = codec_.codec == plan::Codec::kFp16 || type == DType::kFloat16;
+  const double rounding = bf16 ? 1e-2 : fp16 ? 1e-3 : 1e-6;
   constexpr uint64_t kSample = 1024;
   for (uint64_t k = 0; k < std::min(kSample, elements); ++k) {
     uint64_t i = k + 1 == kSample ? elements - 1 : mix(k) % elements;
