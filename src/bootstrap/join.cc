@@ -15,6 +15,7 @@
 #include "base/hmac.h"
 #include "base/version.h"
 #include "bootstrap/agreement.h"
+#include "bootstrap/arrivals.h"
 #include "bootstrap/channels.h"
 #include "bootstrap/join_machine.h"
 #include "bootstrap/kv_mpi.h"
@@ -142,23 +143,21 @@ Status Joining::agree_on_secret() {
 /// Rank 0 may be there, and be kept from joining by whoever is not.
 Status Joining::who_is_missing(const Status& otherwise) {
   auto& space = *rendezvous_.space;
+  const bool tells = space.announced(here_key(prefix_, identity_.rank)).has_value();
   std::set<Rank> unseen;
   for (Rank r = 0; r < identity_.size; ++r) unseen.insert(r);
   unseen.erase(identity_.rank);
   const Time ends = after(clock_.now(), kAnswers);
   while (true) {
     for (auto rank = unseen.begin(); rank != unseen.end();) {
-      const auto key = here_key(prefix_, *rank);
-      const auto announced = space.announced(key);
-      auto value = space.get(key);
-      rank = announced.value_or(value && *value) ? unseen.erase(rank) : std::next(rank);
+      const bool here = is_here(space, prefix_, *rank, here_key(prefix_, *rank));
+      rank = here ? unseen.erase(rank) : std::next(rank);
     }
-    if (unseen.empty()) return otherwise;
+    if (unseen.empty()) return tells ? came_late(timeout_, identity_.size) : otherwise;
     if (clock_.now() >= ends) break;
     doze(after(clock_.now(), kLongestSleep));
     [[maybe_unused]] auto polled = space.poll(clock_.now());
   }
-  const bool tells = space.announced(here_key(prefix_, identity_.rank)).has_value();
   const bool others = !tells && unseen.size() > 1 && unseen.erase(0) > 0;
   auto missing = never_came(timeout_, unseen, identity_.size, space);
   if (!others) return missing;

@@ -1,10 +1,10 @@
 #include "bootstrap/join_machine.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
+
+#include "bootstrap/arrivals.h"
 
 namespace paceline::bootstrap {
 namespace {
@@ -27,21 +27,6 @@ constexpr uint64_t kReceiveDown = 4ULL << 32;
 constexpr wire::Tag kUpTag = kBootstrapTags | 1;
 constexpr wire::Tag kDownTag = kBootstrapTags | 2;
 
-std::string list(const std::set<Rank>& ranks) {
-  constexpr std::size_t kShown = 16;
-  std::vector<Rank> first(
-      ranks.begin(), std::next(ranks.begin(), static_cast<long>(std::min(kShown, ranks.size()))));
-  auto text = fmt::format("{}", fmt::join(first, ", "));
-  if (ranks.size() > kShown) text += fmt::format(" … ({} in all)", ranks.size());
-  return text;
-}
-
-/// A patience as it was asked for, and not to the microsecond.
-double shown_seconds(Time waited) {
-  const auto seconds = static_cast<double>(waited) / kSecond;
-  return seconds < 1 ? seconds : std::round(10 * seconds) / 10;
-}
-
 Rank subtree_size(Rank root, Rank size) {
   Rank count = 0;
   for (int64_t first = root, last = root; first < size;
@@ -52,25 +37,6 @@ Rank subtree_size(Rank root, Rank size) {
 }
 
 }  // namespace
-
-std::string here_key(const std::string& prefix, Rank rank) {
-  return fmt::format("{}here{}", prefix, rank);
-}
-
-Status never_came(Time waited, const std::set<Rank>& ranks, Rank size, const KeyValue& space) {
-  if (const Status trouble = space.trouble(); !trouble.is_ok() && ranks.contains(0)) {
-    return {Code::kTimeout,
-            fmt::format("after {:g} s nobody can say which of {} ranks have come: {}. Rank 0 or "
-                        "`paceline run`, which serves it, never came, or a firewall is in the way. "
-                        "PACELINE_START_TIMEOUT sets the patience",
-                        shown_seconds(waited), size, trouble.message())};
-  }
-  return {Code::kTimeout,
-          fmt::format("after {:g} s rank{} {} of {} never came (asked {}). Are all ranks started "
-                      "with the same size and rendezvous? PACELINE_START_TIMEOUT sets the patience",
-                      shown_seconds(waited), ranks.size() == 1 ? "" : "s", list(ranks), size,
-                      space.describe())};
-}
 
 TreeNeighbours tree_neighbours(Rank rank, Rank size) {
   TreeNeighbours tree;

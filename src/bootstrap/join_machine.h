@@ -36,12 +36,6 @@ struct JoinSpec {
   Time timeout = 0;  ///< as it was asked for, for messages
 };
 
-/// By what a rank announces that it is here (see KeyValue::announce).
-std::string here_key(const std::string& prefix, Rank rank);
-/// kTimeout: `ranks` of `size` have not come within `waited`, as `space` says; who serves it where it can't be read, for
-/// nothing is known of the ranks then.
-Status never_came(Time waited, const std::set<Rank>& ranks, Rank size, const KeyValue& space);
-
 class JoinMachine {
  public:
   /// Tells the channel where a rank is; see wire::TcpChannel::set_peer.

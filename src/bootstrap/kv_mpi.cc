@@ -22,6 +22,32 @@ std::string short_key(const std::string& key) {
   return "pcl-" + to_hex({reinterpret_cast<const char*>(mac.data()), 12});
 }
 
+/// What ranks announce in a launcher's name service, for as long as that answers.
+template <class Client>
+class Names {
+ public:
+  void add(Client& client, const std::string& name) {
+    answers_ = client.publish(short_key(name)).is_ok();
+  }
+  std::optional<bool> find(Client& client, const std::string& name) {
+    if (!answers_) return std::nullopt;
+    auto found = client.is_published(short_key(name));
+    answers_ = found.is_ok();
+    return answers_ ? std::optional(*found) : std::nullopt;
+  }
+  /// While ranks wait in a fence of `space`.
+  [[nodiscard]] Status trouble(const std::string& space) const {
+    if (answers_) return {};
+    return {
+        Code::kUnavailable,
+        fmt::format("{} shows nothing until all have come, and its name service does not answer",
+                    space)};
+  }
+
+ private:
+  bool answers_ = false;
+};
+
 class Pmi1KeyValue final : public KeyValue {
  public:
   explicit Pmi1KeyValue(Pmi1Client client) : client_(std::move(client)) {}
@@ -45,13 +71,12 @@ class Pmi1KeyValue final : public KeyValue {
 
   Status fence() override { return client_.enter_barrier(); }
 
-  void announce(const std::string& name) override {
-    announces_ = client_.publish(short_key(name)).is_ok();
-  }
+  void announce(const std::string& name) override { names_.add(client_, name); }
   std::optional<bool> announced(const std::string& name) override {
-    if (!announces_) return std::nullopt;
-    auto found = client_.is_published(short_key(name));
-    return found ? std::optional(*found) : std::nullopt;
+    return names_.find(client_, name);
+  }
+  [[nodiscard]] Status trouble() const override {
+    return client_.in_barrier() ? names_.trouble(describe()) : Status();
   }
 
   Result<std::optional<std::string>> get(const std::string& key) override {
@@ -87,15 +112,19 @@ class Pmi1KeyValue final : public KeyValue {
   Pmi1Client client_;
   pid_t pid_ = ::getpid();
   Status fenced_;
-  bool announces_ = false;
+  Names<Pmi1Client> names_;
 };
 
-/// PMIx asks by the rank that put a key; bootstrap's keys tell: ".../r12" is rank 12's, the rest rank 0's.
+/// PMIx asks by the rank that put a key; bootstrap's keys tell: ".../r12" and ".../here12" are rank 12's, the rest
+/// rank 0's.
 std::optional<uint32_t> owner(const std::string& key) {
   auto name = key.substr(key.rfind('/') + 1);
   if (name == "failed") return std::nullopt;  // anyone may put it: PMIx has no such thing
   uint32_t rank = 0;
-  if (name.starts_with("r")) std::from_chars(name.data() + 1, name.data() + name.size(), rank);
+  for (const std::string_view kind : {"r", "here"}) {
+    if (name.starts_with(kind))
+      std::from_chars(name.data() + kind.size(), name.data() + name.size(), rank);
+  }
   return rank;
 }
 
@@ -119,18 +148,16 @@ class PmixKeyValue final : public KeyValue {
     return {};
   }
 
-  void announce(const std::string& name) override {
-    announces_ = client_->publish(short_key(name)).is_ok();
-  }
+  void announce(const std::string& name) override { names_.add(*client_, name); }
   std::optional<bool> announced(const std::string& name) override {
-    if (!announces_) return std::nullopt;
-    auto found = client_->is_published(short_key(name));
-    return found ? std::optional(*found) : std::nullopt;
+    return names_.find(*client_, name);
+  }
+  [[nodiscard]] Status trouble() const override {
+    return is_fencing() ? names_.trouble(describe()) : Status();
   }
 
   Result<std::optional<std::string>> get(const std::string& key) override {
-    if (fence_ && !fence_->done.load(std::memory_order_acquire))
-      return std::optional<std::string>();
+    if (is_fencing()) return std::optional<std::string>();
     auto rank = owner(key);
     if (!rank) return std::optional<std::string>();
     PACELINE_ASSIGN(auto digits, client_->get(*rank, short_key(key)));
@@ -147,13 +174,16 @@ class PmixKeyValue final : public KeyValue {
   [[nodiscard]] bool is_private() const override { return true; }
 
  private:
+  [[nodiscard]] bool is_fencing() const {
+    return fence_ && !fence_->done.load(std::memory_order_acquire);
+  }
   struct Fence {
     std::atomic<bool> done{false};
     Status status;
   };
   std::shared_ptr<drivers::PmixClient> client_;
   std::shared_ptr<Fence> fence_;
-  bool announces_ = false;
+  Names<drivers::PmixClient> names_;
 };
 
 }  // namespace

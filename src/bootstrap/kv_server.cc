@@ -49,8 +49,9 @@ Result<std::unique_ptr<KvServer>> KvServer::start(KvServerOptions options) {
   PACELINE_ASSIGN(auto at, numeric_address(options.address, options.port));
   std::unique_ptr<KvServer> server(new KvServer(std::move(options)));
   server->epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
-  server->listener_ = ::socket(at.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (server->epoll_ < 0 || server->listener_ < 0) {
+  if (server->epoll_ >= 0)
+    server->listener_ = ::socket(at.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (server->listener_ < 0) {
     const int why = errno;
     return Status(
         Code::kResourceExhausted,

@@ -29,7 +29,7 @@ struct KvServerOptions {
 
 class KvServer {
  public:
-  /// kResourceExhausted names the port that is taken; kUnavailable an address that this machine
+  /// kResourceExhausted names the port that is taken, or says that there are no descriptors left; kUnavailable an address that this machine
   /// does not have, or a port that this user may not have. Both say what to set.
   static Result<std::unique_ptr<KvServer>> start(KvServerOptions options);
   ~KvServer();

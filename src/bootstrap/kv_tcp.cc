@@ -60,7 +60,11 @@ void TcpKeyValue::disconnected(Time now, const std::string& why) {
   in_.clear();
   out_.clear();
   ++next_address_;
-  trouble_ = Status(Code::kUnavailable, fmt::format("{} can't be reached: {}", name_, why));
+  const char* reason = was_there_ ? "which served it, has ended: see what it printed"
+                                  : "which serves it, has not come, or a firewall is in the way";
+  trouble_ = Status(Code::kUnavailable,
+                    fmt::format("{} {}: {}. Rank 0 or `paceline run`, {}", name_,
+                                was_there_ ? "is gone" : "can't be reached", why, reason));
   retry_at_ = after(now, pause_);
   pause_ = std::min(2 * pause_, kLongestPause);
 }
@@ -171,7 +175,7 @@ Status TcpKeyValue::handle(const KvFrame& frame) {
                                                     "PACELINE_PORT)",
                                                     name_)};
       }
-      ready_ = true;
+      ready_ = was_there_ = true;
       trouble_ = {};
       pause_ = kFirstPause;
       for (const auto& [key, value] : put_) {

@@ -50,6 +50,7 @@ class TcpKeyValue final : public KeyValue {
   int fd_ = -1;
   bool connected_ = false;
   bool ready_ = false;  ///< both sides have proven themselves
+  bool was_there_ = false;
   Nonce server_nonce_{};
   Nonce nonce_{};
   std::vector<std::byte> in_;

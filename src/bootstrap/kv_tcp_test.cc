@@ -282,6 +282,13 @@ TEST_F(KvTcp, AClientConnectsAgainAndSaysAgainWhatItPut) {
   ASSERT_TRUE(turn({a.get()}, [&] { return a->trouble().is_ok(); }));
   auto port = server->port();
   server.reset();
+  for (int i = 0; i < 2000 && a->trouble().is_ok(); ++i) {
+    ASSERT_TRUE(a->poll(SteadyClock().now()));
+    ::usleep(1000);
+  }
+  const auto gone = a->trouble().message();
+  EXPECT_NE(gone.find(" is gone: "), std::string::npos) << gone;
+  EXPECT_NE(gone.find("which served it, has ended: see what it printed"), std::string::npos);
   KvServerOptions options;
   options.address = "127.0.0.1";
   options.port = port;
@@ -291,6 +298,18 @@ TEST_F(KvTcp, AClientConnectsAgainAndSaysAgainWhatItPut) {
   server = std::move(*again);
   auto b = client();
   EXPECT_TRUE(turn({a.get(), b.get()}, [&] { return b->get("before")->has_value(); }));
+}
+
+TEST(KvServer, WithoutDescriptorsTheirLimitIsNamed) {
+  for (const int spare : {0, 1}) {
+    const paceline::testing::NoDescriptors none(spare);
+    auto server = KvServer::start({.address = "127.0.0.1"});
+    ASSERT_FALSE(server) << spare;
+    EXPECT_EQ(server.status().code(), Code::kResourceExhausted) << server.status().message();
+    EXPECT_NE(server.status().message().find("ulimit -n"), std::string::npos)
+        << server.status().message();
+    EXPECT_EQ(server.status().message().find("port"), std::string::npos);
+  }
 }
 
 TEST(Secret, TooShortAndReadableByOthersAreRefused) {

@@ -10,8 +10,8 @@
 #include <cstring>
 #include <set>
 
+#include "bootstrap/arrivals.h"
 #include "bootstrap/host_address.h"
-#include "bootstrap/join_machine.h"
 #include "bootstrap/rendezvous.h"
 
 namespace paceline::bootstrap {
@@ -48,10 +48,14 @@ Result<HostPort> agree_on_master(const Settings& settings, const Identity& ident
     ::poll(nullptr, 0, 2);
   }
   std::set<Rank> missing;
-  for (Rank r = 0; r < identity.size; ++r) {
-    if (!space.announced(here_key(prefix, r)).value_or(true)) missing.insert(r);
+  bool tells = true;
+  for (Rank r = 0; r < identity.size && tells; ++r) {
+    const auto here = space.announced(here_key(prefix, r));
+    tells = here.has_value();
+    if (!here.value_or(true)) missing.insert(r);
   }
-  if (!missing.empty()) return never_came(to_time(timeout), missing, identity.size, space);
+  if (tells && missing.empty()) return came_late(to_time(timeout), identity.size);
+  if (tells) return never_came(to_time(timeout), missing, identity.size, space);
   return Status(Code::kTimeout, fmt::format("after {:g} s rank 0 has not told its address over {}",
                                             timeout, space.describe()));
 }

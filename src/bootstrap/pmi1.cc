@@ -13,6 +13,8 @@
 namespace paceline::bootstrap {
 namespace {
 
+constexpr Time kAnswer = kSecond;  // whether a name is there, which is asked when time is over
+
 Status broken(std::string_view why) {
   return {Code::kUnavailable, fmt::format("MPICH's process manager (PMI_FD): {}", why)};
 }
@@ -28,6 +30,13 @@ Result<std::size_t> limit(const std::map<std::string, std::string>& words, const
   }
   if (value < 16 || value > (1U << 20)) return broken(fmt::format("no usable {}", name));
   return value;
+}
+
+/// Of the name service. Slurm's has no rc.
+bool is_success(const std::map<std::string, std::string>& words) {
+  if (const auto rc = words.find("rc"); rc != words.end()) return rc->second == "0";
+  const auto info = words.find("info");
+  return info != words.end() && info->second == "ok";
 }
 
 }  // namespace
@@ -83,6 +92,10 @@ Status Pmi1Client::say(const std::string& line) {
 Result<Pmi1Client::Words> Pmi1Client::hear(int wait_ms) {
   while (true) {
     auto end = buffer_.find('\n');
+    if (end == 0) {  // some end a line twice
+      buffer_.erase(0, 1);
+      continue;
+    }
     if (end != std::string::npos) {
       auto words = parse_pmi_line(std::string_view(buffer_).substr(0, end));
       buffer_.erase(0, end + 1);
@@ -102,14 +115,23 @@ Result<Pmi1Client::Words> Pmi1Client::hear(int wait_ms) {
 }
 
 Result<Pmi1Client::Words> Pmi1Client::ask(const std::string& line, const std::string& expected) {
+  return ask(line, expected, patience_);
+}
+
+Result<Pmi1Client::Words> Pmi1Client::ask(const std::string& line, const std::string& expected,
+                                          Time patience) {
+  PACELINE_RETURN_IF_ERROR(silent_);
   PACELINE_RETURN_IF_ERROR(say(line));
-  const int patience_ms = static_cast<int>(patience_ / kMillisecond);
+  const int patience_ms = static_cast<int>(patience / kMillisecond);
   PACELINE_ASSIGN(auto words, hear(patience_ms));
   if (in_barrier_ && words["cmd"] == "barrier_out") {  // it ended before the question was heard
     in_barrier_ = false;
     PACELINE_ASSIGN(words, hear(patience_ms));
   }
-  if (words.empty()) return broken(fmt::format("does not answer (expected {})", expected));
+  if (words.empty()) {
+    silent_ = broken(fmt::format("does not answer (expected {})", expected));
+    return silent_;
+  }
   if (words["cmd"] != expected) {
     return broken(
         fmt::format("answers '{}' where '{}' was due (does the script use MPI beside Paceline?)",
@@ -141,14 +163,14 @@ Result<std::string> Pmi1Client::get(const std::string& key) {
 Status Pmi1Client::publish(const std::string& name) {
   PACELINE_ASSIGN(auto words, ask(fmt::format("cmd=publish_name service={} port=here\n", name),
                                   "publish_result"));
-  if (words["rc"] != "0") return broken(fmt::format("refuses the name '{}'", name));
+  if (!is_success(words)) return broken(fmt::format("refuses the name '{}'", name));
   return {};
 }
 
 Result<bool> Pmi1Client::is_published(const std::string& name) {
-  PACELINE_ASSIGN(auto words,
-                  ask(fmt::format("cmd=lookup_name service={}\n", name), "lookup_result"));
-  return words["rc"] == "0";
+  PACELINE_ASSIGN(auto words, ask(fmt::format("cmd=lookup_name service={}\n", name),
+                                  "lookup_result", std::min(patience_, kAnswer)));
+  return is_success(words);
 }
 
 Status Pmi1Client::enter_barrier() {

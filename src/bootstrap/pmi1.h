@@ -6,7 +6,7 @@
 //   → cmd=put kvsname=… key=… value=…                ← cmd=put_result rc=0 msg=success
 //   → cmd=barrier_in                                 ← cmd=barrier_out          (once every rank has asked)
 //   → cmd=get kvsname=… key=…                        ← cmd=get_result rc=0 msg=success value=…
-//   → cmd=publish_name service=… port=…              ← cmd=publish_result info=ok rc=0 msg=success
+//   → cmd=publish_name service=… port=…              ← cmd=publish_result info=ok rc=0 msg=success   (Slurm: no rc)
 //   → cmd=lookup_name service=…                      ← cmd=lookup_result port=… info=ok rc=0 msg=success
 //   → cmd=finalize                                   ← cmd=finalize_ack
 #pragma once
@@ -53,6 +53,7 @@ class Pmi1Client {
   Pmi1Client(int fd, Time patience) : fd_(fd), patience_(patience) {}
   Status say(const std::string& line);
   Result<Words> ask(const std::string& line, const std::string& expected);
+  Result<Words> ask(const std::string& line, const std::string& expected, Time patience);
   /// The next line's words; empty after `wait_ms` of silence.
   Result<Words> hear(int wait_ms);
 
@@ -63,6 +64,7 @@ class Pmi1Client {
   std::size_t key_limit_ = 0;
   std::size_t value_limit_ = 0;
   bool in_barrier_ = false;
+  Status silent_;  ///< a question has had no answer: what comes now may be to that one
 };
 
 }  // namespace paceline::bootstrap

@@ -150,6 +150,66 @@ TEST(Pmi1, AManagerWithoutNamesCantTellWhoIsHere) {
   EXPECT_EQ((*space)->announced("here1"), std::nullopt);
 }
 
+// Slurm's says no rc, others end a line twice.
+TEST(Pmi1, OtherManagersWays) {
+  std::map<std::string, std::string> entries;
+  bool is_there = true;
+  Manager manager([&](const std::string& line) {
+    if (line.starts_with("cmd=publish_name")) return std::string("cmd=publish_result info=ok\n\n");
+    if (line.starts_with("cmd=lookup_name"))
+      return std::string(is_there ? "cmd=lookup_result info=ok port=here\n"
+                                  : "cmd=lookup_result info=fail\n\n");
+    return hydra(entries, line);
+  });
+  auto client = Pmi1Client::open(manager.fd(), kSecond);
+  ASSERT_TRUE(client) << client.status().message();
+  EXPECT_TRUE(client->publish("here1").is_ok());
+  EXPECT_TRUE(*client->is_published("here1"));
+  is_there = false;
+  EXPECT_FALSE(*client->is_published("here1"));
+  EXPECT_TRUE(client->put("key", "value").is_ok());
+  EXPECT_EQ(*client->get("key"), "value");
+}
+
+// An answer that comes late must not be taken for that to the next question.
+TEST(Pmi1, WhoWasSilentIsAskedNoMore) {
+  std::map<std::string, std::string> entries;
+  std::string owed;
+  Manager manager([&](const std::string& line) {
+    if (line == "cmd=barrier_in") return std::string();
+    if (line.starts_with("cmd=lookup_name service=silent")) {
+      owed = "cmd=lookup_result rc=1 msg=service_not_found\n";
+      return std::string();
+    }
+    return std::exchange(owed, "") + hydra(entries, line);
+  });
+  auto client = Pmi1Client::open(manager.fd(), 100 * kMillisecond);
+  ASSERT_TRUE(client) << client.status().message();
+  ASSERT_TRUE(client->publish("here1").is_ok());
+  EXPECT_TRUE(*client->is_published("here1"));
+  EXPECT_FALSE(client->is_published("silent").is_ok());
+  const auto after = client->is_published("here1");
+  ASSERT_FALSE(after.is_ok()) << "an answer to another question";
+  EXPECT_NE(after.status().message().find("does not answer"), std::string::npos);
+}
+
+TEST(Pmi1, WhereNamesAreNotAnsweredNobodyCanSayWhoIsHere) {
+  std::map<std::string, std::string> entries;
+  Manager manager([&](const std::string& line) {
+    if (line.starts_with("cmd=lookup_name") || line == "cmd=barrier_in") return std::string();
+    return hydra(entries, line);
+  });
+  auto space = pmi1_space(manager.fd());
+  ASSERT_TRUE(space) << space.status().message();
+  (*space)->announce("here1");
+  ASSERT_TRUE((*space)->fence().is_ok());
+  EXPECT_TRUE((*space)->trouble().is_ok());
+  EXPECT_EQ((*space)->announced("here1"), std::nullopt);
+  EXPECT_EQ(
+      (*space)->trouble().message(),
+      "MPICH's PMI-1 shows nothing until all have come, and its name service does not answer");
+}
+
 TEST(Pmi1, AManagerThatSpeaksNonsenseIsAnError) {
   for (const char* reply :
        {"cmd=surprise\n", "nonsense\n", "hang up", "rc=0\n", "cmd=response_to_init rc=-1\n"}) {

@@ -364,6 +364,11 @@ TEST(Capi, BadArgumentsAreNamed) {
   EXPECT_STREQ(paceline_error(nullptr), "rank 3 is outside of a job of 2 (0 to 1)");
   o.rank = 0;
   o.size = 1;
+  const int32_t nobody = -7;
+  o.job_rank = &nobody;
+  EXPECT_EQ(paceline_comm_create(&o, &comm), PACELINE_INVALID_ARGUMENT);
+  EXPECT_STREQ(paceline_error(nullptr), "job_rank points to -7; it must be 0 or more, or NULL");
+  o.job_rank = nullptr;
   o.face = "horse";
   EXPECT_EQ(paceline_comm_create(&o, &comm), PACELINE_INVALID_ARGUMENT);
   EXPECT_EQ(paceline_run(nullptr, nullptr, nullptr), PACELINE_INVALID_ARGUMENT);

@@ -138,11 +138,12 @@ if __name__ == "__main__":
 """
 
 
-def test_whose_rank_0_speaks_where_variables_are_of_a_smaller_job(python, free_port, tmp_path):
-    """As in an image that sets them for all processes."""
+@pytest.mark.parametrize("image", [{}, {"RANK": 0, "WORLD_SIZE": 1}])
+def test_whose_rank_0_speaks_where_the_caller_says_who_is_who(python, free_port, tmp_path, image):
+    """Whatever an image has set for all processes."""
     (tmp_path / "script.py").write_text(SPAWNED)
-    image = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "PACELINE_PORT": free_port}
-    result = run([python, tmp_path / "script.py"], HOROVOD_CYCLE_TIME="0", **image)
+    place = {"MASTER_ADDR": "127.0.0.1", "PACELINE_PORT": free_port}
+    result = run([python, tmp_path / "script.py"], HOROVOD_CYCLE_TIME="0", **place, **image)
     assert result.returncode == 0, result.stdout + result.stderr
     expect_one_warning_each(["HOROVOD_CYCLE_TIME"], result.stdout + result.stderr)
 

@@ -5,39 +5,20 @@ Adds up 256 MiB of random integers in memory of paceline_alloc(), twice, and che
 
 import array
 import ctypes
-import platform
+import errno
 import random
+
+import seccomp
 
 from paceline import _library, communicator
 
 COUNT = 64 << 20
 BLOCK = (1 << 20) - 3  # of no length that divides the whole's halves
-MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}[platform.machine()]
 
 
 def refuse_memfd():
-    """seccomp, as container runtimes use it: the call fails with ENOSYS, all others are let through."""
-
-    class Instruction(ctypes.Structure):
-        _fields_ = (
-            ("code", ctypes.c_uint16),
-            ("if_true", ctypes.c_uint8),
-            ("if_false", ctypes.c_uint8),
-            ("k", ctypes.c_uint32),
-        )
-
-    class Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_uint16), ("instructions", ctypes.POINTER(Instruction)))
-
-    load, equal, answer, enosys, allow = 0x20, 0x15, 0x06, 0x00050000 | 38, 0x7FFF0000
-    steps = (Instruction * 4)(
-        (load, 0, 0, 0), (equal, 0, 1, MEMFD_CREATE), (answer, 0, 0, enosys), (answer, 0, 0, allow)
-    )
-    libc = ctypes.CDLL(None, use_errno=True)
-    no_new_privileges, seccomp, by_filter = 38, 22, 2
-    assert libc.prctl(no_new_privileges, 1, 0, 0, 0) == 0
-    assert libc.prctl(seccomp, by_filter, ctypes.byref(Program(4, steps))) == 0, ctypes.get_errno()
-    assert libc.memfd_create(b"refused", 0) == -1 and ctypes.get_errno() == 38
+    libc = seccomp.refuse(memfd_create=errno.ENOSYS)
+    assert libc.memfd_create(b"refused", 0) == -1 and ctypes.get_errno() == errno.ENOSYS
 
 
 def numbers(rank):

@@ -1,11 +1,13 @@
 """`paceline doctor` on this machine, with good and bad environments."""
 
+import errno
 import json
 import os
 import re
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -273,6 +275,34 @@ def test_what_a_container_has_too_little_of_is_pointed_out(small, enough, subjec
     if enough:
         found = {f["subject"]: f for f in json.loads(doctor("--json", under=enough).stdout)}
         assert found[subject]["verdict"] == "ok" and not found[subject]["fix"]
+
+
+REFUSING = (sys.executable, ROOT / "tests" / "launch" / "seccomp.py")
+
+
+@pytest.mark.parametrize(
+    ("call", "subject", "found", "fix"),
+    [
+        ("memfd_create", "shared memory", "anonymous shared files fail: Function not implemented", "fall back to TCP"),
+        ("process_vm_readv", "reading sibling ranks", "process_vm_readv is refused", "--cap-add=SYS_PTRACE"),
+    ],
+)
+def test_what_a_containers_filter_refuses_is_pointed_out(call, subject, found, fix):
+    """Found beside a machine that lets it through, so that the finding is the filter's."""
+    for under, verdict in [((), "ok"), ((*REFUSING, f"{call}:{errno.ENOSYS}", "--"), "warning")]:
+        told = {f["subject"]: f for f in json.loads(doctor("--json", under=under).stdout)}[subject]
+        assert told["verdict"] == verdict, told
+    assert told["found"].startswith(found) and fix in told["fix"], told
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of processes of its own needs root")
+def test_where_no_process_can_be_started_none_is_killed():
+    """In a namespace of processes, so that nobody else would be: one that sleeps ends by our own signal."""
+    beside = 'sleep 60 & "$@"; kill $!; wait $!; [ $? = 143 ]'
+    namespace = ("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", beside, "sh")
+    done = doctor("--json", under=(*namespace, *REFUSING, f"clone:{errno.EAGAIN}", "--"))
+    told = {f["subject"]: f for f in json.loads(done.stdout)}["reading sibling ranks"]
+    assert done.returncode == 0 and told["verdict"] == "warning", done
 
 
 def test_a_secret_that_others_can_read_is_pointed_out(tmp_path):

@@ -23,9 +23,9 @@ struct Row {
   uint64_t bytes = 0;
   Figures ours;
   std::optional<Figures> peer;
-  std::string peer_refusal;      ///< why the peer has no figures
-  int threads = 1;               ///< that compute at once on rank 0: sums and dense codecs have one
-  int peer_threads = 0;          ///< of rank 0's peer
+  std::string peer_refusal;  ///< why the peer has no figures
+  int threads = 1;           ///< the most that a computation of rank 0's operation had parts for
+  int peer_threads = 0;      ///< of rank 0's peer
   uint64_t predicted_bytes = 0;  ///< per operation of ours
   std::string plan;
   std::string codec;

@@ -1,4 +1,5 @@
-// PMIx in one process, for tests: a world of clients that see what others have put once all have fenced, and names as soon as they are published.
+// PMIx in one process, for tests: a world of clients that see what others have put once all have fenced, and names as
+// soon as they are published.
 #pragma once
 
 #include <condition_variable>
