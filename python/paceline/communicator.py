@@ -104,8 +104,8 @@ class Communicator:
     get(key) -> bytes | None that all ranks reach, or None for the launcher's. prefix tells communicators of one job
     apart. face: the settings' family ("paceline", "perseus", "tiacc_training", "light", "horovod").
     timeout: seconds, 0 for the settings'. job_rank: who this process is in the whole job, for messages, where these
-    are some of the job's ranks; None for what the launcher says of a job of at least size ranks, else rank. Blocks until all ranks are there.
-    Raises a PacelineError named by the failure.
+    are some of the job's ranks; None for what the launcher says of a job of at least size ranks, else rank. Blocks
+    until all ranks are there. Raises a PacelineError named by the failure.
     """
 
     def __init__(self, rank=-1, size=-1, store=None, prefix="", face="paceline", timeout=0.0, job_rank=None):
