@@ -300,6 +300,43 @@ TEST_F(KvTcp, AClientConnectsAgainAndSaysAgainWhatItPut) {
   EXPECT_TRUE(turn({a.get(), b.get()}, [&] { return b->get("before")->has_value(); }));
 }
 
+// It asks for a proof as the job's own does, and says welcome to whatever comes.
+TEST(KvClient, AServerThatCanNotProveItselfIsNotBelieved) {
+  auto at = numeric_address("127.0.0.1", 0);
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  ASSERT_EQ(::bind(listener, at->get(), at->length), 0);
+  ASSERT_EQ(::listen(listener, 1), 0);
+  auto bound = local_address(listener);
+  ASSERT_TRUE(bound);
+  auto opened = TcpKeyValue::open("127.0.0.1", bound->port(), secret("the secret of this job"), {});
+  ASSERT_TRUE(opened);
+  auto& space = **opened;
+  ASSERT_TRUE(space.poll(SteadyClock().now()));
+  const int fd = ::accept(listener, nullptr, nullptr);
+  std::mt19937_64 random(9);
+  const auto say = [&](FrameKind kind) {
+    KvFrame frame{.kind = kind};
+    for (auto& b : frame.nonce) b = static_cast<std::byte>(random());
+    for (auto& b : frame.mac) b = static_cast<std::byte>(random());
+    std::vector<std::byte> bytes;
+    append_frame(frame, bytes);
+    ASSERT_EQ(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  };
+  say(FrameKind::kChallenge);
+  Status told;
+  std::byte proof[512];
+  for (int i = 0; i < 2000 && told.is_ok(); ++i) {
+    told = space.poll(SteadyClock().now());
+    if (::recv(fd, proof, sizeof proof, MSG_DONTWAIT) > 0) say(FrameKind::kWelcome);
+    ::usleep(1000);
+  }
+  EXPECT_EQ(told.code(), Code::kUnauthenticated) << told.message();
+  EXPECT_NE(told.message().find("does not know the secret"), std::string::npos) << told.message();
+  ::close(fd);
+  ::close(listener);
+}
+
 TEST(KvServer, WithoutDescriptorsTheirLimitIsNamed) {
   for (const int spare : {0, 1}) {
     const paceline::testing::NoDescriptors none(spare);
@@ -331,6 +368,10 @@ TEST(Secret, TooShortAndReadableByOthersAreRefused) {
   ASSERT_TRUE(good && *good) << good.status().message();
   auto same = with({{"PACELINE_SECRET", "sixteen characters"}});
   EXPECT_EQ((*good)->bytes, (*same)->bytes);
+  ASSERT_EQ(::ftruncate(fd, 15), 0);
+  auto brief = with({{"PACELINE_SECRET_FILE", path}});
+  ASSERT_FALSE(brief);
+  EXPECT_NE(brief.status().message().find("holds 15 characters"), std::string::npos);
   ASSERT_EQ(::fchmod(fd, 0644), 0);
   auto open = with({{"PACELINE_SECRET_FILE", path}});
   ASSERT_FALSE(open);

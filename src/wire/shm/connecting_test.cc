@@ -73,6 +73,46 @@ TEST(Strangers, ARankThatWasStartedTwiceIsRefusedByName) {
   });
 }
 
+// Who sits at a rank's address without the secret gets no proof, and none of the descriptors that come with it.
+TEST(Strangers, WhoCanNotProveItselfGetsNothing) {
+  auto listener = Listener::open("");
+  ASSERT_TRUE(listener.is_ok()) << listener.status().to_string();
+  ShmOptions options;
+  options.rank = 0;
+  options.size = 2;
+  options.secret = "a secret of this test";
+  auto made = ShmChannel::create(std::move(options));
+  ASSERT_TRUE(made.is_ok()) << made.status().to_string();
+  auto& channel = **made;
+  channel.set_peer(1, listener->name(), "host-1");
+  const std::vector<std::byte> word(8);
+  channel.send(1, 1, 0, word, 1);
+  Events events;
+  Packet packet;
+  Fd socket;
+  bool greeted = false;
+  const SteadyClock clock;
+  for (int i = 0; i < 5000 && events.completions.empty(); ++i) {
+    channel.progress(clock.now(), events);
+    if (!socket) socket = listener->accept();
+    if (socket && !greeted && receive_packet(socket.get(), packet) == PacketState::kOk) {
+      greeted = true;
+      Challenge challenge;
+      std::mt19937 random(std::random_device{}());
+      for (auto& b : challenge.nonce) b = static_cast<std::byte>(random());
+      for (auto& b : challenge.mac) b = static_cast<std::byte>(random());
+      ASSERT_EQ(send_packet(socket.get(), encode(challenge), {}), PacketState::kOk);
+    }
+    ::usleep(1000);
+  }
+  ASSERT_TRUE(greeted);
+  ASSERT_FALSE(events.completions.empty());
+  const Status& why = events.completions[0].status;
+  EXPECT_EQ(why.code(), Code::kUnauthenticated) << why.to_string();
+  EXPECT_NE(why.message().find("does not know this job's secret"), std::string::npos);
+  EXPECT_EQ(receive_packet(socket.get(), packet), PacketState::kClosed) << "it was told something";
+}
+
 TEST(Strangers, AnotherVersionIsRefusedByName) {
   run_ranks(
       2,
