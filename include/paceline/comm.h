@@ -80,8 +80,8 @@ typedef struct paceline_comm_options {
   const char*
       face; /* "paceline", "perseus", "tiacc_training", "light", "horovod": settings' family */
   double timeout_s; /* 0: the settings' */
-  /* Who this process is in the whole job, for messages; read while it is created. NULL: what its launcher says of a job of at least `size` ranks, else
-   * `rank`, which for a communicator of some of the job's ranks may be another. */
+  /* Who this process is in the whole job, for messages; read while it is created. NULL: what its launcher says of a job
+   * of at least `size` ranks, else `rank`, which for a communicator of some of the job's ranks may be another. */
   const int32_t* job_rank;
 } paceline_comm_options;
 

@@ -29,8 +29,8 @@ struct KvServerOptions {
 
 class KvServer {
  public:
-  /// kResourceExhausted names the port that is taken, or says that there are no descriptors left; kUnavailable an address that this machine
-  /// does not have, or a port that this user may not have. Both say what to set.
+  /// kResourceExhausted names the port that is taken, or says that there are no descriptors left; kUnavailable an address
+  /// that this machine does not have, or a port that this user may not have. Both say what to set.
   static Result<std::unique_ptr<KvServer>> start(KvServerOptions options);
   ~KvServer();
   KvServer(const KvServer&) = delete;
