@@ -31,7 +31,7 @@ ROOT = HERE.parents[1]
 MODELS = ("resnet50", "gpt2", "vgg16", "bert")
 PATHS = ("none", "ddp", "fp16-hook", "powersgd", "exact", "fp16", "fp16-overlap", "int8", "topk")
 #: Not run unless asked for.
-MORE_PATHS = ("none-joined", "exact-overlap", "int8-overlap", "topk-overlap", "fp16-nowait")
+MORE_PATHS = ("none-joined", "topk-momentum", "exact-overlap", "int8-overlap", "topk-overlap", "fp16-nowait")
 THEIRS = ("none", "none-joined", "ddp", "fp16-hook", "powersgd")
 #: What the environment does not say otherwise.
 NCCL = {

@@ -172,17 +172,26 @@ def keep_order(model):
         attachment.overlap.order.learns = False
 
 
-def settle(optimizer):
-    """Gradients and updates that are under way count for the step that made them."""
-    if hasattr(optimizer, "synchronize"):
-        optimizer.synchronize()
+def settle(variant):
+    """Gradients and updates of a train_rank.Variant that are under way count for the step that made them."""
+    if hasattr(variant.optimizer, "synchronize"):
+        variant.optimizer.synchronize()
+    steps = _steps_on_a_gpu(variant.model)
+    if steps is not None and parts(variant.path)[0].endswith("-nowait"):
+        steps.arrive()  # while gradients are under way elsewhere no path's optimizer is given a gate: its host waits
 
 
 def _do_not_wait(model):
     """Faults could then change parameters: for measuring only."""
+    steps = _steps_on_a_gpu(model)
+    if steps is not None:
+        steps.before_step = lambda *_, **__: None
+
+
+def _steps_on_a_gpu(model):
     attachment = attachment_of(model)
-    if attachment is not None:
-        attachment.endpoint.steps.before_step = lambda *_, **__: None
+    steps = None if attachment is None else attachment.endpoint.steps
+    return steps if hasattr(steps, "arrive") else None
 
 
 def joining_hook(state, bucket):

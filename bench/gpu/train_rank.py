@@ -205,7 +205,7 @@ class Bench(bench_rank.BenchRank):
                 started = time.perf_counter()
                 variant.step(self.device, self.half)
                 host.append((time.perf_counter() - started, parts.hook, parts.library))
-            train_paths.settle(variant.optimizer)
+            train_paths.settle(variant)
             self.clock.settle()
             seconds.append(time.perf_counter() - started)
         took = self.largest(min(seconds))
@@ -235,7 +235,7 @@ class Bench(bench_rank.BenchRank):
             if not variant.rounds:
                 continue
             self.doing(f"{variant.path}: comparing")
-            train_paths.settle(variant.optimizer)
+            train_paths.settle(variant)
             self.barrier()
             words = self._all_of_them(sums.checksum(variant.model.module.parameters()))
             variant.ranks_equal = len(set(words)) == 1
@@ -258,9 +258,9 @@ class Bench(bench_rank.BenchRank):
         figures = self.result["paths"][variant.path]
         if not self.cuda or self.nodes < 2 or "wire" not in figures or train_paths.attachment_of(variant.model) is None:
             return ""
-        return wire_bytes.complaint(figures["payload"], figures["wire"], self.slots) or wire_bytes.unlike_the_plan(
-            figures["payload"], figures.get("predicted")
-        )
+        payload = figures["payload"]
+        complaint = wire_bytes.complaint(payload, figures["wire"], self.slots, self.nodes)
+        return complaint or wire_bytes.unlike_the_plan(payload, figures.get("predicted"))
 
     def phases(self):
         """After the rounds, where --phases asks for it: of each path with a barrier where a step's time goes."""
@@ -270,6 +270,7 @@ class Bench(bench_rank.BenchRank):
             self.doing(f"{variant.path}: phases")
             self.barrier()
             mine = train_phases.Phases(variant, self.clock, self.device, self.half).measure(self.args.phases)
+            train_paths.settle(variant)
             figures = self.result["paths"][variant.path]["phases"] = {
                 "step": self.largest(mine["step"]),
                 "threads": mine["threads"],
@@ -290,7 +291,7 @@ class Bench(bench_rank.BenchRank):
             with self._profiler() if self.rank == 0 else contextlib.nullcontext() as profiler:
                 for _ in range(_PROFILED):
                     variant.step(self.device, self.half)
-                train_paths.settle(variant.optimizer)
+                train_paths.settle(variant)
                 self.clock.settle()
             if profiler is not None:
                 name = f"{self.args.out.stem}.{variant.path}.trace.json.gz"
@@ -320,7 +321,7 @@ class Bench(bench_rank.BenchRank):
             variant.step(self.device, self.half)
             marks.append(self.clock.mark())
             returned.append(time.perf_counter() - started)
-        train_paths.settle(variant.optimizer)
+        train_paths.settle(variant)
         self.clock.settle()
         took = time.perf_counter() - started
         cores = (bench_rank.cpu_seconds() - used) / took
