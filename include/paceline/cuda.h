@@ -25,7 +25,7 @@ typedef struct paceline_cuda_options {
   size_t struct_size;
   int32_t device;           /* ordinal of the device whose primary context is used */
   int32_t lanes;            /* 0: what the settings say */
-  uint64_t piece_bytes;     /* of gradient per pipelined piece; 0: 4 MiB */
+  uint64_t piece_bytes;     /* of a pipelined piece's encoding; 0: 4 MiB */
   const char* nccl_library; /* NULL: the one loaded in the process, else libnccl.so.2 */
   uint64_t pinned_bytes;    /* for encodings under way, at least; 0: 32 MiB */
   int32_t
@@ -117,8 +117,8 @@ PACELINE_API paceline_code paceline_cuda_collective(paceline_cuda* cuda,
 PACELINE_API paceline_code paceline_cuda_scratch(const paceline_cuda* cuda,
                                                  const paceline_cuda_collective_args* args,
                                                  uint64_t* bytes);
-/* Makes `stream` wait (on the device) for the operation and all before it. Of many that are under way the host waits for
- * all but the last ones first. */
+/* Makes `stream` wait (on the device) for the operation and all before it. The host waits for the device to
+ * have come to all but the last ones first, where that was found to make passes shorter. */
 PACELINE_API paceline_code paceline_cuda_join(paceline_cuda* cuda, paceline_op op, void* stream);
 /* Blocks the host until everything submitted has come over the network, or has failed: called before an optimizer's
  * step, it keeps a fault from changing parameters. finite: 0 when any rank saw an Inf or NaN. */

@@ -288,7 +288,8 @@ class CudaCommunicator:
     def wait_arrival(self, timeout=0.0):
         """Blocks the host until everything submitted has come over the network; raises what failed.
 
-        Returns False when any rank saw an Inf or NaN. timeout: seconds, 0 for the settings'.
+        Returns False when any rank saw an Inf or NaN. timeout: seconds; 0 is without a limit of its own, for operations
+        have deadlines.
         """
         finite = c_int32(1)
         self._check(self._library.paceline_cuda_wait_arrival(self._open(), timeout, byref(finite)))

@@ -23,9 +23,8 @@ enum class Support {
 struct Alias {
   std::string_view variable;
   Family family = Family::kOther;
-  /// "0=|1=two_level": raw value = canonical value; an empty canonical value says nothing. Empty:
-  /// values pass as they are. Values that are not listed pass as they are where `passthrough` is
-  /// set, else they are errors.
+  /// "0=|1=two_level": raw value = canonical value; an empty canonical value says nothing. Values
+  /// that are not listed are errors. Empty: values pass as they are.
   std::string_view translation = {};
   /// The alias's own range, where it is narrower: "1..12".
   std::string_view range = {};

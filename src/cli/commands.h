@@ -1,5 +1,5 @@
 // The subcommands of `paceline`. Each lives in a file of its own and adds itself to the parser;
-// main.cc holds the table. To add one: write `void add_NAME(CLI::App&, int&)` in NAME.cc, declare
+// main.cc holds the table. To add one: write `void add_NAME(CLI::App&, Invocation&)` in NAME.cc, declare
 // it here, name it in main.cc.
 #pragma once
 

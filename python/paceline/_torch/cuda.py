@@ -173,8 +173,8 @@ def _say_what_queues_cost():
 def _say_how_to_share_the_link():
     if float(core.setting("link_rate", _state.face)) == 0:
         say_once(
-            "PACELINE_LINK_RATE is not given: with the Gb/s of a node's network, as 25, its ranks share the link evenly"
-            " and keep it full to the end of a step",
+            "PACELINE_LINK_RATE is not given: with the Gb/s of a node's network, as 25, its ranks share the link by"
+            " what they have to send and keep it full to the end of a step",
         )
 
 
