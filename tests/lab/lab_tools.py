@@ -134,6 +134,7 @@ def give(s):
     s.sendall(bytes(count))
 import time
 before = read_links()
+into[0].sendall(b"."); out[0].recv(1)  # nobody sends before the receiver has read its counters
 started = time.monotonic()
 threads = [threading.Thread(target=f, args=(s,)) for f, ss in ((take, into), (give, out)) for s in ss]
 [t.start() for t in threads]

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from lab_tools import (
@@ -220,6 +221,22 @@ def test_a_transfer_takes_the_time_that_the_line_allows():
         assert row["seconds"] >= count * 8 / 400e6 * 0.97
 
 
+#: Waits until who is to have the datagrams of a socket answers: before it is bound they would be lost.
+GREET = """
+def greet(s, whom):
+    s.settimeout(0.05)
+    for _ in range(300):
+        try:
+            s.sendto(b"hello", whom)
+            if s.recv(100) == b"hello": break
+        except OSError:
+            pass
+    else:
+        raise TimeoutError(whom)
+    s.settimeout(5)
+"""
+
+
 def test_loss_drops_about_the_asked_share(tmp_path):
     path = tmp_path / "lab.json"
     code = """
@@ -230,19 +247,21 @@ def test_loss_drops_about_the_asked_share(tmp_path):
         s.bind(("10.77.0.2", 7001)); s.setsockopt(socket.SOL_SOCKET, 33, 1 << 26); s.settimeout(15)
         got = 0
         while True:
-            data = s.recv(100)
+            data, who = s.recvfrom(100)
             if data == b"end": break
-            got += 1
+            if data == b"hello": s.sendto(data, who)
+            else: got += 1
         print(got)
     else:
-        time.sleep(0.3)
+        greet(s, ("10.77.0.2", 7001))
         for i in range(20000):
             s.sendto(b"x", ("10.77.0.2", 7001))
             if i % 100 == 0: time.sleep(0.002)
         time.sleep(0.2)
         for i in range(50): s.sendto(b"end", ("10.77.0.2", 7001))
     """
-    done = run_lab("--quiet", "--no-calibration", "--loss", "5%", "--json", str(path), command=python(code))
+    command = python(GREET + textwrap.dedent(code))
+    done = run_lab("--quiet", "--no-calibration", "--loss", "5%", "--json", str(path), command=command)
     assert done.returncode == 0, done.stderr
     got = int(done.stdout.split("] ")[1])
     assert 0.035 < 1 - got / 20000 < 0.065  # ten standard deviations
@@ -374,20 +393,23 @@ def test_delay_is_added_one_way():
             s.sendto(data, who)
             if data == b"end": break
     else:
-        time.sleep(0.5)
+        greet(s, ("10.77.0.2", 7002))
         times = []
         for i in range(40):
-            t = time.perf_counter(); s.sendto(b"x", ("10.77.0.2", 7002)); s.recv(64)
+            t = time.perf_counter(); s.sendto(b"x", ("10.77.0.2", 7002))
+            while s.recv(64) != b"x": pass  # an answer to more than one greeting
             times.append(time.perf_counter() - t)
         s.sendto(b"end", ("10.77.0.2", 7002))
         print(statistics.median(times))
     """
 
+    command = python(GREET + textwrap.dedent(code))
+
     def round_trip_of(done):
         return float(done.stdout.split("] ")[1]) if done.returncode == 0 else float("inf")
 
     done = measured(
-        lambda: run_lab("--quiet", "--delay", "5ms", "--rate", "100mbit", command=python(code)),
+        lambda: run_lab("--quiet", "--delay", "5ms", "--rate", "100mbit", command=command),
         lambda done: round_trip_of(done) < 0.014,
     )
     assert done.returncode == 0, done.stderr

@@ -116,10 +116,18 @@ def a_handler_of_the_scripts_own_is_left_alone():
 @case
 def a_wait_that_ends_soon_is_not_ended():
     """The job lives on where the script catches KeyboardInterrupt."""
+    signalled = Path(sys.argv[1]) / "signalled"
+
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        signalled.touch()
+
     if pl.rank() == 1:
-        time.sleep(0.6)
+        while not signalled.exists():
+            time.sleep(0.01)
+        time.sleep(0.2)
     else:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.3, interrupt).start()
     try:
         pl.allreduce(tf.ones([4]), op=pl.Sum, name="soon")
         assert pl.rank() == 1

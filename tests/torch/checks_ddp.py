@@ -23,6 +23,7 @@ from models import (
     train,
 )
 from torch.nn.parallel import DistributedDataParallel
+from words import hear, tell
 
 import paceline.torch
 from paceline._torch.ddp import attachment_of
@@ -78,9 +79,14 @@ def who_has_waited_gives_way_with_its_first_bucket():
             given.clear()
     finally:
         del communicator.give_way
+    wait = communicator.wait
+    communicator.wait = lambda op: tell(f"{RANK} waits") or wait(op)
     if RANK == SIZE - 1:
-        time.sleep(0.5)  # the others are at the end of their pass by then
+        for rank in range(SIZE - 1):
+            hear(f"{rank} waits")
+        time.sleep(0.1)
     square(ours, 9)
+    del communicator.wait
     assert RANK == SIZE - 1 or attachment._waited > 0.02, attachment._waited
 
 
@@ -219,14 +225,25 @@ def an_interrupted_pass_keeps_what_writes_into_its_buckets():
     attachment = attachment_of(model)
     dist.barrier()
     if RANK == 0:
-        time.sleep(0.5)
+        for rank in range(1, SIZE):
+            hear(f"{rank} will be interrupted")
+        time.sleep(0.3)  # the others' handlers run when their waits are over: by then their signals are there
         square(model, 9)
         return
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    communicator = attachment.endpoint.communicator
+    wait = communicator.wait
+
+    def wait_for_the_signal(op):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        tell(f"{RANK} will be interrupted")
+        return wait(op)
+
+    communicator.wait = wait_for_the_signal
     try:
         square(model, 9)
     except KeyboardInterrupt:
+        del communicator.wait
         assert attachment._running, "dropped with what they write to"
         attachment._finish()
         assert not attachment._running

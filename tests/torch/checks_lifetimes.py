@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from checks import check, run
 from group_world import RANK, SERIAL, SIZE, assert_sum, data, everyone, raises
+from words import hear, tell
 
 from paceline.errors import InvalidArgumentError
 from paceline.errors import TimeoutError as PacelineTimeoutError
 
-LATE = 0.6  # seconds that the others come after rank 0
 SHORT = datetime.timedelta(milliseconds=100)
 
 
@@ -25,11 +25,12 @@ def late_sum(shape, salt):
     """An all-reduce that rank 0 has waited for in vain, and its tensor."""
     tensor = data(RANK, shape, salt=salt)
     if RANK != 0:
-        time.sleep(LATE)
+        hear(f"waited in vain {salt}")
     work = dist.all_reduce(tensor, async_op=True)
     if RANK == 0:
         raises(RuntimeError, "not ended", lambda: work.wait(SHORT))
         assert not work.is_completed(), "it goes on"
+        tell(f"waited in vain {salt}")
     return work, tensor
 
 
@@ -48,10 +49,11 @@ def results_are_copied_out_after_a_wait_in_vain():
     salt = next(SERIAL)
     parts = [torch.zeros(2, 3).t() for _ in range(SIZE)]  # results come to other memory first
     if RANK != 0:
-        time.sleep(LATE)
+        hear(f"waited in vain {salt}")
     work = dist.all_gather(parts, data(RANK, (3, 2), salt=salt), async_op=True)
     if RANK == 0:
         raises(RuntimeError, "not ended", lambda: work.wait(SHORT))
+        tell(f"waited in vain {salt}")
     work.wait()
     for part, exact in zip(parts, everyone((3, 2), salt=salt)):
         assert torch.equal(part, exact)
@@ -241,8 +243,9 @@ def an_interrupted_wait_may_be_repeated():
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    def interrupted(wait):
+    def interrupted(wait, salt):
         signal.setitimer(signal.ITIMER_REAL, 0.1)
+        tell(f"{RANK} will be interrupted {salt}")
         try:
             wait()
         except KeyboardInterrupt:
@@ -255,10 +258,12 @@ def an_interrupted_wait_may_be_repeated():
         tensor = data(RANK, (5,), salt=salt)
         dist.barrier()
         if RANK == 0:
-            time.sleep(0.5)  # the others wait for it
+            for rank in range(1, SIZE):
+                hear(f"{rank} will be interrupted {salt}")
+            time.sleep(0.3)  # by then their signals are there
         work = dist.all_reduce(tensor, async_op=True)
         if RANK > 0:
-            interrupted(work.wait)
+            interrupted(work.wait, salt)
         if again == "future":
             work.get_future().wait()
         elif again == "poll":
