@@ -261,7 +261,7 @@ TEST(Join, OverIpv6) {
 
 TEST(Join, ARankThatNeverComesIsNamedOnAllThatWait) {
   SharedStore store;
-  auto jobs = join_all(7, {0, 1, 2, 4, 6}, &store, loopback, 1.0);
+  auto jobs = join_all(7, {0, 1, 2, 4, 6}, &store, loopback, 3.0);
   for (auto& [rank, job] : jobs) {
     ASSERT_FALSE(job) << rank;
     EXPECT_EQ(job.status().code(), Code::kTimeout);
@@ -273,7 +273,7 @@ TEST(Join, ARankThatNeverComesIsNamedOnAllThatWait) {
 // Rank 0 hands out the secret that the others wait for first.
 TEST(Join, WhoeverIsMissingBesideRank0IsNamed) {
   SharedStore store;
-  auto jobs = join_all(5, {1, 3, 4}, &store, loopback, 1.0);
+  auto jobs = join_all(5, {1, 3, 4}, &store, loopback, 3.0);
   for (auto& [rank, job] : jobs) {
     ASSERT_FALSE(job) << rank;
     EXPECT_EQ(job.status().code(), Code::kTimeout);

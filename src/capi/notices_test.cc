@@ -1,10 +1,16 @@
 // Operations that say themselves when they have ended: each once, whatever ends it.
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -186,7 +192,7 @@ int a_lost_rank_is_told_to_many(int rank, int size, FileStore& store) {
 // An operation that nothing ends, neither its own deadline nor a fault, is told of while the communicator is destroyed.
 /// `at_once`: the other ranks end, too, and wait for nothing. They are named then.
 int the_end_is_told(int rank, int size, FileStore& store, bool at_once) {
-  auto* comm = create(rank, size, store, at_once ? 30 : 1);
+  auto* comm = create(rank, size, store, at_once ? 30 : 3);
   MUST(comm != nullptr);
   const auto told_of = store.directory() + "/told";
   if (rank > 0) {  // is there, and says nothing
@@ -297,22 +303,32 @@ TEST(Notices, AnOperationTellsInOneWay) {
   for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks.wait(r), 0);
 }
 
+/// Whether this thread of the process sleeps in the kernel, as one does that waits.
+bool sleeps(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto name_ends = text.rfind(')');
+  return name_ends != std::string::npos && text.substr(name_ends, 3) == ") S";
+}
+
 // Threads in wait_any() are told of the end and have left before the communicator is freed.
 TEST(Notices, WhoWaitsForAnyLeavesBeforeTheEnd) {
   Processes ranks(2, [](int rank, FileStore& store) {
     for (int round = 0; round < 5; ++round) {
       auto* comm = create(rank, 2, store);
       MUST(comm != nullptr);
-      std::atomic<int> inside = 0, left = 0;
+      std::atomic<int> left = 0;
+      std::array<std::atomic<pid_t>, 6> inside{};
       std::vector<std::thread> threads;
       for (int i = 0; i < 6; ++i)
-        threads.emplace_back([&] {
-          ++inside;
+        threads.emplace_back([&, i] {
+          inside.at(static_cast<size_t>(i)) = gettid();
           paceline_result result{};
           result.struct_size = sizeof result;
           if (paceline_wait_any(comm, 60, &result, 1) == -1) ++left;
         });
-      while (inside < 6) std::this_thread::yield();
+      for (const auto& thread : inside)
+        while (thread == 0 || !sleeps(thread)) std::this_thread::yield();
       std::vector<float> data(10, 1.0F);
       auto a = op_args(0, 0, data.data(), data.data(), data.size());
       paceline_result result{};

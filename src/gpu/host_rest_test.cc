@@ -119,8 +119,8 @@ class Steps {
 };
 
 /// Runs `body` on both ranks of two nodes, after passes that have arrived this late; the sleep is this long from then on.
-constexpr auto kLate = std::chrono::milliseconds(600);
-constexpr Time kSleep = 600 * kMillisecond - HostRest::kLead;
+constexpr auto kLate = std::chrono::milliseconds(1200);
+constexpr Time kSleep = 1200 * kMillisecond - HostRest::kLead;
 void run_late_passes(
     const std::function<void(Cluster&, std::barrier<>&, Rank, Path&, Steps&)>& body) {
   ClusterOptions o;

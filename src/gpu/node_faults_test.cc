@@ -47,7 +47,7 @@ TEST(NodeFaults, AnOperationIsThereWhenItsAllGatherIs) {
     while (holds_gather && !gather_fails) sleep_for_ms(1);  // its process is stopped, then gone
     return gather_fails ? 1 : whole_nccl->all_gather(from, to, count, type, comm, stream);
   };
-  std::atomic<int> ready{0};
+  std::atomic<int> ready{0}, called{0};
   const auto meet = [&](int times) {
     for (++ready; ready < 4 * times;) std::this_thread::yield();
   };
@@ -75,9 +75,11 @@ TEST(NodeFaults, AnOperationIsThereWhenItsAllGatherIs) {
     holds_gather = true;
     auto second = path.all_reduce(a);
     ASSERT_EQ(second.is_ok(), r != 1);
+    if (r != 1) ++called;
     if (r == 0) {
       ASSERT_TRUE(path.join(*second, nullptr));
       std::thread killer([&] {
+        while (called < 3) std::this_thread::yield();
         sleep_for_ms(300);
         EXPECT_FALSE(path.arrived(*second));
         path.abort("rank 1 is lost");
@@ -182,14 +184,19 @@ TEST(NodeFaults, NothingIsFreedWhileNcclIsBeingAborted) {
 // that there is no other way to agree on.
 TEST(NodeFaults, ARankThatIsLostInTheCreationIsNamedOnAll) {
   static Cluster* killed;
+  static std::atomic<bool> is_killed;
   Cluster cluster({.nodes = 2, .local_size = 2});
   killed = &cluster;
+  is_killed = false;
   whole_nccl = &cluster.cliques().api();
   slow_nccl = *whole_nccl;
   slow_nccl.comm_init_rank_config = [](nc::Comm*, int, nc::UniqueId, int rank,
                                        nc::Config*) -> nc::NcclResult {
-    if (rank == 0) return 2;  // an unhandled system error: the other one has closed its sockets
-    sleep_for_ms(30);
+    if (rank == 0) {
+      while (!is_killed) std::this_thread::yield();
+      return 2;  // an unhandled system error: the other one has closed its sockets
+    }
+    is_killed = true;
     killed->kill(3);
     return 2;
   };

@@ -4,6 +4,8 @@
 #include <time.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
 #include "capi/processes.h"
 #include "gpu/cluster.h"
@@ -150,6 +152,10 @@ TEST(WaitsOverTcp, WaitingForAnotherNodeCostsLittle) {
     NodeProcess node(rank, 2, store);
     MUST(node.path != nullptr);
     auto data = make_data();
+    const auto waits = store.directory() + "/waits";
+    if (rank == 0) std::ofstream(waits) << "x";
+    while (!std::filesystem::exists(waits))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(800));
     const double before = cpu_seconds();
     const Time start = SteadyClock().now();

@@ -63,7 +63,7 @@ TEST_F(OnDevice, ValuesCompareAcrossTheirWrap) {
 // What a wrong order does under CUDA_DEVICE_MAX_CONNECTIONS=1: a wait whose value another stream writes later.
 TEST_F(OnDevice, OneQueueHangsWhereAWaitStandsBeforeItsWrite) {
   for (const int queues : {0, 1}) {
-    begin({.hardware_queues = queues, .patience_s = 0.2});
+    begin({.hardware_queues = queues, .patience_s = 1});
     ASSERT_EQ(api->stream_wait_value32(a, address(), 1, kWaitValueGeq), 0);
     ASSERT_EQ(api->stream_write_value32(b, address(), 1, 0), 0);
     EXPECT_EQ(api->stream_synchronize(a) == 0, queues == 0);

@@ -111,7 +111,7 @@ TEST(Cliques, AGroupOfWhichACallFailsLaunchesNothing) {
 
 // Two communicators of the same ranks on two streams that share a queue, issued in different orders.
 TEST(Cliques, DifferentOrdersOnOneQueueHang) {
-  cuda::mock::Machine machine({.devices = kRanks, .hardware_queues = 1, .patience_s = 0.3});
+  cuda::mock::Machine machine({.devices = kRanks, .hardware_queues = 1, .patience_s = 1});
   Cliques cliques(machine);
   UniqueId second{};
   ASSERT_EQ(cliques.api().get_unique_id(&second), 0);
