@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "lab"))
+
+from ports import free_port  # noqa: E402
 
 
 def text_of(page: str) -> str:
@@ -30,10 +32,7 @@ def commands(page: str, *programs: str) -> list[str]:
 
 def run(command: str, folder: Path, programs: Path | None = None, **variables: str) -> tuple[int, str]:
     """Exit code and all output of a command in `folder`; what stands in `programs` is found before the system's."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = command.replace("torchrun", f"torchrun --master_port {port}")
+    command = command.replace("torchrun", f"torchrun --master_port {free_port()}")
     clean = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
     found = [*([str(programs)] if programs else []), str(Path(sys.executable).parent), str(ROOT / "build" / "bin")]
     modules = [str(ROOT / "python")]

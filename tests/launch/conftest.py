@@ -2,9 +2,7 @@
 
 import os
 import pathlib
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +10,10 @@ import time
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "lab"))
+
+import ports  # noqa: E402
+
 WORKER = ROOT / "tests" / "launch" / "worker.py"
 SUMS = WORKER.with_name("sums.py")
 OVER_FILES = WORKER.with_name("file_store.py")
@@ -72,22 +74,13 @@ def expect_ranks(result, size):
 
 @pytest.fixture
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    return ports.free_port()
 
 
 @pytest.fixture
 def rendezvous_port():
-    """Free, and below the range that the kernel picks ports of outgoing connections from: torchrun opens several
-    of those between this check and the job's start."""
-    low = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for _ in range(100):
-        port = random.randrange(10_000, low)
-        with socket.socket() as s:
-            if s.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise AssertionError("no free port")
+    """Another one."""
+    return ports.free_port()
 
 
 @pytest.fixture

@@ -394,14 +394,12 @@ def test_hostfile_and_exported_variables(paceline, tmp_path):
 
 
 @pytest.fixture
-def sshd(tmp_path):
+def sshd(tmp_path, free_port):
     """A real sshd on loopback with a throw-away key; the command uses nothing of the user's own set-up."""
     server = shutil.which("sshd") or "/usr/sbin/sshd"
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True, timeout=30)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port
     os.makedirs("/run/sshd", exist_ok=True)
     (tmp_path / "config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nListenAddress 127.0.0.2\n"

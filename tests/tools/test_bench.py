@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ PROGRAM = TREE / "build" / "bin" / "paceline"
 sys.path.insert(0, str(TREE / "tests" / "lab"))
 
 from lab_tools import in_a_lab, on_a_small_disk, run_lab  # noqa: E402
+from ports import free_port  # noqa: E402
 from presence import measured  # noqa: E402
 
 FIELDS = {
@@ -39,12 +39,6 @@ def bench(*words, prefix=()):
         env=environment(),
         check=False,
     )
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def ranks(size, *words, out=None, **variables):

@@ -11,16 +11,13 @@ import importlib
 import os
 import runpy
 import signal
-import socket
 import sys
 import traceback
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "lab"))
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from ports import free_port
 
 
 def child(rank, size, port, folder, script, arguments):
