@@ -254,7 +254,7 @@ class Bench(bench_rank.BenchRank):
             figures = self.result["paths"].get(variant.name)
             chosen = "PACELINE_CUDA_PATH" in dict(variant.path.settings)  # perhaps NCCL, whose bytes are others
             if figures and variant.path.ours and self.nodes > 1 and not chosen:
-                why = wire_bytes.complaint(figures["predicted"], figures["wire"], self.slots, self.nodes)
+                why = wire_bytes.complaint(figures["predicted"], figures["wire"], self.slots)
                 self.result["failed"].update({variant.name: why} if why else {})
         self.write()
 

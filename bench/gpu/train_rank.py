@@ -258,9 +258,9 @@ class Bench(bench_rank.BenchRank):
         figures = self.result["paths"][variant.path]
         if not self.cuda or self.nodes < 2 or "wire" not in figures or train_paths.attachment_of(variant.model) is None:
             return ""
-        payload = figures["payload"]
-        complaint = wire_bytes.complaint(payload, figures["wire"], self.slots, self.nodes)
-        return complaint or wire_bytes.unlike_the_plan(payload, figures.get("predicted"))
+        return wire_bytes.complaint(figures["payload"], figures["wire"], self.slots) or wire_bytes.unlike_the_plan(
+            figures["payload"], figures.get("predicted")
+        )
 
     def phases(self):
         """After the rounds, where --phases asks for it: of each path with a barrier where a step's time goes."""

@@ -6,9 +6,8 @@ from __future__ import annotations
 FRAME, SEGMENT = 1514, 1448
 #: What may come on top of payload and headers: packets that are sent twice, acknowledgements, frames that are not full.
 SHARE = 1.02
-#: Bytes a step, rank of a node and other node for control: who is ready, where to send, what has come. Models under
-#: top-k were seen to take 17 kB a node of two beside another (21 buckets) beyond payload and headers; where more is
-#: sent SHARE has room for it.
+#: Bytes a step and rank of a node for control: who is ready, where to send, what has come. Models under top-k were
+#: seen to take 17 kB a node (21 buckets) beyond payload and headers; where more is sent SHARE has room for it.
 CONTROL = 8 << 10
 
 
@@ -17,25 +16,20 @@ def framed(payload: float) -> float:
     return payload * FRAME / SEGMENT
 
 
-def most(payload: float, slots: int, nodes: int = 2) -> float:
+def most(payload: float, slots: int) -> float:
     """Bytes that a link may carry in one direction for the payload of a step; slots: ranks of a node."""
-    return SHARE * (framed(payload) + _control(slots, nodes))
+    return SHARE * (framed(payload) + slots * CONTROL)
 
 
-def complaint(payload: float, wire: float, slots: int, nodes: int = 2) -> str:
+def complaint(payload: float, wire: float, slots: int) -> str:
     """What is wrong with these bytes of a step; "" where nothing is."""
-    if payload <= wire <= most(payload, slots, nodes):
+    if payload <= wire <= most(payload, slots):
         return ""
-    control = _control(slots, nodes) / 1e6
-    formula = f"{SHARE} × (payload × {FRAME} / {SEGMENT} + {control:.3f} MB for control)"
+    formula = f"{SHARE} × (payload × {FRAME} / {SEGMENT} + {slots * CONTROL / 1e6:.3f} MB for control)"
     return (
         f"its node's link carried {wire / 1e6:.3f} MB a step: the payload, {payload / 1e6:.3f} MB, or more is right, "
-        f"and at most {most(payload, slots, nodes) / 1e6:.3f} MB: {formula}"
+        f"and at most {most(payload, slots) / 1e6:.3f} MB: {formula}"
     )
-
-
-def _control(slots: int, nodes: int) -> int:
-    return slots * (nodes - 1) * CONTROL
 
 
 #: By how much the payload may differ from the formula's: tables beside the numbers (scales of int8, starts of top-k's

@@ -149,7 +149,7 @@ void expect_late_one_named(ClusterOptions o, bool stopped) {
         fmt::format("rank {} (host {}) {}", late, static_cast<char>('a' + o.nodes - 1),
                     stopped ? "does not answer" : "has not submitted it");
     EXPECT_NE(status.message().find(named), std::string::npos) << status.message();
-    EXPECT_LT(SteadyClock().now() - start, 16 * kSecond);
+    EXPECT_LT(SteadyClock().now() - start, 8 * kSecond);
     EXPECT_TRUE(m.stream_ended);
   });
 }

@@ -158,8 +158,7 @@ TEST(TcpFaults, KilledProcessIsKnownAtOnce) {
     ::kill(child.pid, SIGKILL);
     Time killed = alone.clock.now();
     ASSERT_TRUE(alone.run_until([&] { return !alone.events.losses.empty(); }, 10 * kSecond));
-    // Its sockets close when its memory has been given back; without them it would be peer_timeout.
-    EXPECT_LT(alone.clock.now() - killed, 4 * kSecond);
+    EXPECT_LT(alone.clock.now() - killed, kSecond);
     EXPECT_EQ(alone.events.losses[0].peer, 1);
     EXPECT_EQ(alone.events.losses[0].status.code(), Code::kPeerLost);
     EXPECT_NE(alone.events.losses[0].status.message().find("rank 1 (host host-1)"),
@@ -199,7 +198,7 @@ TEST(TcpFaults, SilentPeerIsLostAfterTheTimeoutAndNotBefore) {
   ::kill(child.pid, SIGSTOP);
   Time stopped = alone.clock.now();
   ASSERT_TRUE(alone.run_until([&] { return !alone.events.losses.empty(); }, 10 * kSecond));
-  EXPECT_GT(alone.clock.now() - stopped, 500 * kMillisecond);  // its last word may be older
+  EXPECT_GT(alone.clock.now() - stopped, 800 * kMillisecond);
   EXPECT_LT(alone.clock.now() - stopped, 4 * kSecond);
   EXPECT_NE(alone.events.losses[0].status.message().find("rank 1 (host host-1)"),
             std::string::npos);
