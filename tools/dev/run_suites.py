@@ -33,6 +33,9 @@ REPORT = re.compile(
     r"(WARNING|ERROR): (Thread|Address|Leak|Memory)Sanitizer|: runtime error: |"
     r"Falsifiable after|Falsifying example|Failing test case"  # rapidcheck's, Hypothesis's before and now
 )
+WENT_WRONG = re.compile(
+    r"\b(\w*Error|error|terminate called|what\(\)|Aborted|Fatal|signal \d+)\b[:( ]|\[paceline\]|exitcode"
+)
 #: What a suite tells of all its jobs: how many faults of each kind the simulation injected.
 COUNTS = re.compile(r"^\d+ jobs: .*$", re.MULTILINE)
 #: The files that make sense with torch 1.13: the others need packages of the newer torch.
@@ -204,6 +207,13 @@ def tally_of(suite: Suite, code: int) -> Tally:
     return tally
 
 
+def gist(text: list[str]) -> list[str]:
+    """The end, and of what is before it the lines that say what went wrong: a process's words come before its
+    launcher's."""
+    before, end = text[:-20], text[-20:]
+    return [*[line for line in before if WENT_WRONG.search(line)][:12], *end]
+
+
 def what_failed(suite: Suite, log: Path) -> list[str]:
     """The failed tests' names and messages; the end of the log where the suite died outside of a test."""
     lines = []
@@ -211,7 +221,7 @@ def what_failed(suite: Suite, log: Path) -> list[str]:
     for case in cases:
         for trouble in [*case.findall("failure"), *case.findall("error")]:
             text = (trouble.text or trouble.get("message") or "").strip().splitlines()
-            lines += [f"{case.get('classname')}.{case.get('name')}", *(f"  {line}" for line in text[-30:])]
+            lines += [f"{case.get('classname')}.{case.get('name')}", *(f"  {line}" for line in gist(text))]
     return lines or log.read_text(errors="replace").splitlines()[-80:]
 
 
