@@ -302,7 +302,7 @@ void JoinMachine::take_child_table(Child& from) {
   }
   if (!members) return fail(members.status());
   from.gathered = true;
-  from.table = {};
+  from.table = std::vector<std::byte>();  // `= {}` would keep its memory
   members_.insert(members_.end(), std::make_move_iterator(members->begin()),
                   std::make_move_iterator(members->end()));
 }
@@ -317,7 +317,7 @@ void JoinMachine::take_whole_table() {
   topology_.rank = spec_.rank;
   topology_.members = std::move(*members);
   number_nodes(topology_);
-  members_ = {};
+  members_ = std::vector<Member>();
   for (const auto& member : topology_.members) {
     if (member.rank == spec_.rank) continue;
     auto known = set_peer_(member.rank, member.address, member.host);

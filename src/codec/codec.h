@@ -75,12 +75,14 @@ struct EncodedTopK {
 /// its size). `dst` has encoded_bytes() bytes; those beyond EncodedTopK::bytes may be overwritten.
 /// When an Inf or NaN is in the sum, nothing is sent but that fact, and `after` becomes a copy of
 /// `before`. `addends` are added to the gradient in their order, before the residual, as if that had been done ahead; the
-/// sum is nowhere in memory but in the cache, each is read once. `workers`, if any, share the work; the result is the same in every bit. The calling
-/// thread keeps some scratch memory from call to call: about 16 bytes × k + 4 bytes × elements / 100,
+/// sum is nowhere in memory but in the cache, each is read once. `workers`, if any, share the work; the result is the same in every bit. Some
+/// scratch memory is kept from call to call, for as many as encode at once: about 16 bytes × k + 4 bytes × elements / 100,
 /// and with several threads 32 bytes × k for each of them, but no more than 16 bytes × elements.
 EncodedTopK encode_topk(const plan::CodecSpec& spec, std::span<const float> gradient,
                         std::span<const ResidualRun> runs, std::byte* dst,
                         Workers* workers = nullptr, std::span<const Addend> addends = {});
+/// Buffers of other sizes follow: what encode_topk() keeps is freed. From any thread.
+void forget_topk_sizes();
 /// dst = (the sum of all encodings, each element's values added in their order to 0) / divisor: in
 /// one walk over dst, which has the `elements` that each encodes. If one is flagged non-finite, dst
 /// becomes NaN. Every byte is checked before it is used: kCorrupted names what is wrong, and dst may

@@ -23,6 +23,7 @@
 
 #include "codec/candidates.h"
 #include "codec/codec.h"
+#include "codec/kept.h"
 #include "codec/positions.h"
 #include "codec/topk_format.h"
 #include "codec/topk_sample.h"
@@ -63,6 +64,7 @@ struct Part {
 };
 
 struct Memory {
+  topk::SampleMemory sample;
   topk::Scratch<uint32_t> index;
   topk::Scratch<float> value;
   topk::Scratch<uint32_t> more_index;
@@ -70,6 +72,11 @@ struct Memory {
   topk::Scratch<float> sent;
   std::vector<Part> parts;
 };
+
+Kept<Memory>& kept_memory() {
+  static auto& all = *new Kept<Memory>();  // for threads that outlive main(), too
+  return all;
+}
 
 uint64_t room_for(uint64_t keep, uint64_t elements) {
   return std::min(2 * keep, elements) + kTile + cpu::kSelectSlack;
@@ -266,7 +273,6 @@ int part_count(uint64_t elements, const Workers* workers) {
 [[gnu::noinline]] EncodedTopK encode(const plan::CodecSpec& spec, const topk::GradientSum& gradient,
                                      std::span<const ResidualRun> runs, std::byte* dst,
                                      Workers* workers) {
-  thread_local Memory memory;
   const uint64_t elements = gradient.size();
   const uint64_t keep = top_k_count(spec, elements);
   Header header{static_cast<uint8_t>(spec.fp16_values ? topk::kFlagFp16 : 0), 0, elements, 0};
@@ -277,8 +283,10 @@ int part_count(uint64_t elements, const Workers* workers) {
   assert(elements <= topk::kMaxElements);
 
   const int parts = part_count(elements, workers);
+  const auto loan = kept_memory().take();
+  Memory& memory = *loan;
   const topk::Guess guess =
-      topk::guess_threshold(gradient, runs, keep, parts > 1 ? workers : nullptr);
+      topk::guess_threshold(gradient, runs, keep, memory.sample, parts > 1 ? workers : nullptr);
   if (guess.threshold >= kInfinityBits) return write_non_finite(runs, elements, dst);
   PassRequest pass{&gradient, guess.threshold, elements >= kStreamElements, spec.fp16_values,
                    exponent_for(guess.largest, kSampleTop)};
@@ -328,5 +336,7 @@ EncodedTopK encode_topk(const plan::CodecSpec& spec, std::span<const float> grad
   const cpu::FloatMode mode;
   return encode(spec, {gradient, addends}, runs, dst, workers);
 }
+
+void forget_topk_sizes() { kept_memory().forget(); }
 
 }  // namespace paceline::codec

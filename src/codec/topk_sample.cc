@@ -117,20 +117,18 @@ Guess at_rank(std::span<const float> sample, uint64_t rank) {
 }  // namespace
 
 Guess guess_threshold(const GradientSum& gradient, std::span<const ResidualRun> runs, uint64_t keep,
-                      Workers* workers) {
-  thread_local Scratch<float> sums;
-  thread_local Scratch<uint64_t> places;
+                      SampleMemory& memory, Workers* workers) {
   const uint64_t elements = gradient.size();
   const uint64_t wanted = sample_size(elements, keep);
   if (wanted == elements) {
-    float* all = sums.room(elements);
+    float* all = memory.sums.room(elements);
     take_all(gradient, runs, all);
     return at_rank({all, elements}, keep);
   }
   const uint64_t count = wanted / kGroup;
-  const std::span<uint64_t> groups(places.room(count), count);
+  const std::span<uint64_t> groups(memory.places.room(count), count);
   draw_groups(elements, groups);
-  float* sample = sums.room(count * kGroup);
+  float* sample = memory.sums.room(count * kGroup);
   const uint64_t taken = workers == nullptr
                              ? take_sample(gradient, runs, groups, sample)
                              : share_sample(gradient, runs, groups, sample, *workers);

@@ -282,9 +282,11 @@ std::vector<std::size_t> sampled_places(std::size_t n, uint64_t keep) {
   Floats rest(n);
   const ResidualRun run{zero.data(), rest.data(), n};
   std::vector<std::size_t> seen;
+  topk::SampleMemory memory;
   for (std::size_t i = 0; i < n; ++i) {
     probe[i] = 1.0f;
-    if (topk::guess_threshold({probe, {}}, {&run, 1}, keep).largest == 1.0f) seen.push_back(i);
+    if (topk::guess_threshold({probe, {}}, {&run, 1}, keep, memory).largest == 1.0f)
+      seen.push_back(i);
     probe[i] = 1e-3f;
   }
   return seen;

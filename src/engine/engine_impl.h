@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "codec/codec.h"
 #include "engine/control.h"
 #include "engine/describe.h"
 #include "engine/engine.h"
@@ -107,7 +108,10 @@ class EngineImpl final : public Engine {
   [[nodiscard]] bool met_neighbours(OpId id) const override;
   Result<GroupId> create_group(std::span<const Rank> ranks) override;
   Status destroy_group(GroupId id) override;
-  void trim() override { scratch_.forget_buckets(); }
+  void trim() override {
+    scratch_.forget_buckets();
+    codec::forget_topk_sizes();
+  }
   void commit_residuals() override { residuals_.commit(); }
   void rollback_residuals() override { residuals_.rollback(); }
   void commit_residuals(std::span<const uint64_t> keys) override { residuals_.commit(keys); }

@@ -22,8 +22,9 @@ class ScratchPool {
   static constexpr uint64_t kAlign = 4096;
   /// What the largest of so many operations, at least, and of twice as many at most, calls for is kept.
   static constexpr uint64_t kRemembered = 128;
-  /// Small operations never wait: the bound is at least this.
-  static constexpr uint64_t kFloor = 4ULL << 20;
+  /// The bound is at least this, so that small operations wait for nobody. (More would not help: of many that are under
+  /// way at once each only takes longer. On 1 Gb/s 16 of 512 KiB took 11 % longer with 4 MiB.)
+  static constexpr uint64_t kFloor = 1ULL << 20;
 
   ScratchPool() = default;
   ScratchPool(const ScratchPool&) = delete;

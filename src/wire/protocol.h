@@ -37,6 +37,7 @@
 #include "base/status.h"
 #include "wire/channel.h"
 #include "wire/frame.h"
+#include "wire/spare.h"
 
 namespace paceline::wire {
 
@@ -66,6 +67,7 @@ struct Shared {
   Time grace = 0;  ///< silence before this time counts for nothing (this process itself was asleep)
   Status aborted;  ///< not ok after abort()
   Interlude* interlude = nullptr;  ///< around long copies
+  Spare spare;
 };
 
 /// Where the payload of a piece belongs.

@@ -314,14 +314,14 @@ void TcpChannelImpl::established(Connection& c) {
     c.role = Connection::Role::kDataOut;
     peer.no_data_since = kNever;
     if (flows_limited_to_ > 0) paceline::wire::limit_rate(c.fd.get(), flows_limited_to_);
-    c.in = {};
+    c.in = std::vector<std::byte>();  // `= {}` would keep its memory
     c.is_writable = true;
     event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, c.fd.get(), &event);
     return;
   }
   c.role = Connection::Role::kDataIn;
-  c.in = {};
+  c.in = std::vector<std::byte>();
   if (peer.in.size() >= kMaxIncomingFlows) {
     close(*peer.in.front());
     peer.in.erase(peer.in.begin());

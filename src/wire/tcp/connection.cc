@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace paceline::wire {
 namespace {
@@ -153,22 +154,23 @@ IoResult pump_piece(Connection& c, Session& session, PageLender* lender, Shared&
 namespace {
 
 /// Where the rest of the current payload goes; nullptr: a violation.
-std::byte* payload_target(Connection& c, Session& session) {
+std::byte* payload_target(Connection& c, Session& session, Spare& spare) {
   Placement to = session.place(c.frame);  // anew at each read: its receive may have ended meanwhile
   if (to.kind == Placement::Kind::kViolation) return nullptr;
   if (to.kind == Placement::Kind::kBuffer) return to.at;
-  if (c.scratch.size() < c.frame.length)
-    c.scratch.resize(std::max<std::size_t>(c.frame.length, c.scratch.size()));
+  if (c.scratch.size() < c.frame.length) c.scratch = spare.take(c.frame.length);
   return c.scratch.data();
 }
 
-Status end_of_payload(Connection& c, Session& session) {
+Status end_of_payload(Connection& c, Session& session, Spare& spare) {
   Frame frame = c.frame;
   c.has_frame = false;
   c.payload_have = 0;
-  std::span<const std::byte> scratch;
-  if (c.scratch.size() >= frame.length) scratch = {c.scratch.data(), frame.length};
-  return session.placed(frame, scratch);
+  std::vector<std::byte> scratch = std::exchange(c.scratch, {});
+  Status taken = session.placed(
+      frame, std::span(scratch).first(std::min<std::size_t>(frame.length, scratch.size())));
+  if (!scratch.empty()) spare.give_back(std::move(scratch), frame.length);
+  return taken;
 }
 
 }  // namespace
@@ -181,7 +183,7 @@ IoResult read_pieces(Connection& c, Session& session, Shared& shared) {
     std::size_t wanted = 0;
     std::size_t payload_rest = 0;
     if (c.has_frame) {
-      std::byte* to = payload_target(c, session);
+      std::byte* to = payload_target(c, session, shared.spare);
       if (to == nullptr) return {IoEnd::kViolation, 0, {Code::kCorrupted, "a piece of no message"}};
       payload_rest = c.frame.length - c.payload_have;
       parts[count++] = {to + c.payload_have, payload_rest};
@@ -202,7 +204,7 @@ IoResult read_pieces(Connection& c, Session& session, Shared& shared) {
     if (c.has_frame) {
       c.payload_have += of_payload;
       if (c.payload_have == c.frame.length) {
-        Status ok = end_of_payload(c, session);
+        Status ok = end_of_payload(c, session, shared.spare);
         if (!ok.is_ok()) return {IoEnd::kViolation, 0, ok};
       }
     }

@@ -53,7 +53,8 @@ struct Connection {
   bool has_frame = false;
   Frame frame;
   std::size_t payload_have = 0;
-  std::vector<std::byte> scratch;  ///< of one piece: for sinks, and for what nobody wants any more
+  /// For a piece that goes to a sink, or that nobody wants any more: from Shared::spare, until it is complete.
+  std::vector<std::byte> scratch;
 
   [[nodiscard]] bool is_open() const { return fd.valid(); }
   [[nodiscard]] bool has_output() const { return out_begin < out.size(); }

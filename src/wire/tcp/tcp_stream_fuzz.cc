@@ -202,6 +202,7 @@ Outcome play(std::span<const std::byte> stream, std::span<const uint8_t> cuts, b
       r = read_some(c, session, shared, is_data);
     } while (r.end == IoEnd::kBudget);
     require(c.in.size() <= kMostInput && c.scratch.size() <= kMaxPiece);
+    require(c.has_frame || c.scratch.capacity() == 0);
     if (n == 0) break;
     require(r.end == IoEnd::kViolation || r.end == IoEnd::kBlocked);
   }

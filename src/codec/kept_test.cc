@@ -1,0 +1,91 @@
+// What one call has worked with serves the next, on any thread, until all is forgotten.
+#include "codec/kept.h"
+
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <cstddef>
+#include <thread>
+#include <vector>
+
+#include "codec/codec.h"
+
+namespace paceline::codec {
+namespace {
+
+/// How many of these exist.
+struct Counted {
+  Counted() { ++alive; }
+  ~Counted() { --alive; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  int uses = 0;
+  static inline int alive = 0;
+};
+
+TEST(Kept, ThereAreAsManyAsCallsAtOnce) {
+  Kept<Counted> kept;
+  for (int i = 0; i < 10; ++i) {
+    std::thread([&] {
+      const auto loan = kept.take();
+      EXPECT_EQ((*loan).uses++, i);
+    }).join();
+  }
+  EXPECT_EQ(Counted::alive, 1);
+  {
+    const auto one = kept.take();
+    const auto other = kept.take();
+    EXPECT_NE(&*one, &*other);
+  }
+  EXPECT_EQ(Counted::alive, 2);
+}
+
+TEST(Kept, ForgettingFreesWhatIsIdleAndLaterWhatIsNot) {
+  Kept<Counted> kept;
+  const int before = Counted::alive;
+  {
+    { (*kept.take()).uses = 7; }
+    const auto loan = kept.take();
+    EXPECT_EQ((*loan).uses, 7);
+    kept.forget();
+    EXPECT_EQ(Counted::alive, before + 1);
+  }
+  EXPECT_EQ(Counted::alive, before);
+  { const auto idle = kept.take(); }
+  EXPECT_EQ(Counted::alive, before + 1);
+  kept.forget();
+  EXPECT_EQ(Counted::alive, before);
+}
+
+/// Bytes that this process has from malloc(); a sanitizer's own malloc says 0.
+std::size_t allocated() {
+  const struct mallinfo2 info = ::mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
+TEST(Kept, AnEncodersMemoryIsFreedWhereOtherSizesFollow) {
+  plan::CodecSpec spec;
+  spec.codec = plan::Codec::kTopK;
+  spec.ratio = 0.01;
+  const auto encode = [&](std::size_t elements) {
+    std::vector<float> gradient(elements), before(elements), after(elements);
+    for (std::size_t i = 0; i < elements; ++i)
+      gradient[i] = static_cast<float>((i * 2654435761U) % 100'003) - 50'000.0F;
+    const ResidualRun run{before.data(), after.data(), elements};
+    std::vector<std::byte> dst(encoded_bytes(spec, DType::kFloat32, elements));
+    EXPECT_GT(encode_topk(spec, gradient, {&run, 1}, dst.data()).kept, 0U);
+  };
+  encode(1000);
+  const std::size_t small = allocated();
+  encode(8 << 20);
+  const std::size_t large = allocated();
+  forget_topk_sizes();
+  encode(1000);
+  if (large == 0) GTEST_SKIP() << "this malloc does not count";
+  EXPECT_GT(large, small + (1 << 20));  // or it would show nothing
+  EXPECT_LT(allocated(),
+            small + (large - small) / 4);  // each thread has its lists of entries that leave
+}
+
+}  // namespace
+}  // namespace paceline::codec
