@@ -8,14 +8,14 @@ Four ranks on this machine, as four nodes of one rank and as two of two; codecs 
 An all-reduce: each rank resets its peak of resident memory, runs three all-reduces in place and reads the peak;
 residuals (two planes of what a rank encodes) are taken off. Held to: at most 2 × the buffer.
 
---ddp: steps of a model whose buckets are alike (eight of --mib), and of one that has a bucket four times as large
-beside them, each path in a process of its own: no communication (a hook that leaves gradients alone), plain DDP over
-Gloo, Paceline. A rank's memory is what it has to itself and its share of what a node's ranks share (Pss without the
-pages of files, of which the machine's other processes have their shares too), sampled up to 50 times a second, and
-the peak of its resident memory, which counts a neighbour's pages as well and misses nothing. Both from where a small
-model has trained, so that libraries and connections are there ("fixed" says what they took), less the same of no
-communication and the residuals. Held to: at most 2 × the largest bucket. The first two steps are left out: torch may
-have the whole model in one bucket, until it cuts it as the second begins.
+--ddp: steps of a model whose buckets are alike (eight of --mib), of one that has a bucket four times as large beside
+them, and of one that is a single bucket, each path in a process of its own: no communication (a hook that leaves
+gradients alone), plain DDP over Gloo, Paceline. A rank's memory is what it has to itself and its share of what a
+node's ranks share (Pss without the pages of files, of which the machine's other processes have their shares too),
+sampled up to 50 times a second, and the peak of its resident memory, which counts a neighbour's pages as well and
+misses nothing. Both from where a small model has trained, so that libraries and connections are there ("fixed" says
+what they took), less the same of no communication and the residuals. Held to: at most 2 × the largest bucket. The
+first two steps are left out: torch may have the whole model in one bucket, until it cuts it as the second begins.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT / "python"))
 
 CODECS = {"exact": 0, "fp16": 1, "topk": 3}
 PATHS = ("no-communication", "gloo", *CODECS)
-BUCKETS = {"alike": [1] * 8, "one large": [1] * 4 + [4] + [1] * 4}  # in --mib
+BUCKETS = {"alike": [1] * 8, "one large": [1] * 4 + [4] + [1] * 4, "single": [1]}  # in --mib
 CLUSTERS = ((4, 1), (2, 2))
 SMALL_STEPS = 6
 GOAL = 2.0

@@ -22,7 +22,7 @@ void ScratchPool::note_bucket(uint64_t bytes) {
 
 uint64_t ScratchPool::bound(size_t pieces) const {
   const uint64_t largest = std::max(largest_, largest_before_);
-  return std::max(kFloor, largest + largest / (pieces <= 2 ? 2 : 4));
+  return std::max(kFloor, pieces <= 2 ? largest + largest / 2 : largest);
 }
 
 void ScratchPool::forget_buckets() {

@@ -32,8 +32,9 @@ class ScratchPool {
   ~ScratchPool();
 
   /// An operation over `bytes` of user data exists: for a while the bound is at least one and a half times that for two
-  /// pieces (so that a ring, which takes three quarters, has one under way while another begins), one and a quarter for
-  /// more: with all else that a step takes (shared pages, rings, sockets' buffers) it stays below twice the largest bucket.
+  /// pieces (so that of operations that take three quarters of theirs one is under way while another begins), and once
+  /// that for more: with all else that a step takes (shared pages, rings, sockets' buffers) it stays below twice the
+  /// largest bucket.
   void note_bucket(uint64_t bytes);
   /// Those to come are others: what only the former ones called for is freed.
   void forget_buckets();

@@ -1,6 +1,8 @@
 // All-reduce by every algorithm and codec, for random groups, sizes, types and operations.
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "plan/plan_cases.h"
 
 namespace paceline::plan {
@@ -64,6 +66,28 @@ TEST(AllReduce, DenseCodecs) {
     SCOPED_TRACE(describe(q, seed));
     expect_all_reduced(run(q, seed));
     if (HasFailure()) return;
+  }
+}
+
+// What is gathered lies where the hops that reduce had theirs.
+TEST(AllReduce, AnEncodedRingHasScratchForTheHopsThatReduce) {
+  for (Rank n = 2; n <= 8; ++n) {
+    PlanRequest q;
+    q.shape.size = n;
+    q.shape.node_of.resize(static_cast<std::size_t>(n));
+    std::iota(q.shape.node_of.begin(), q.shape.node_of.end(), 0);
+    q.count = 1 << 20;
+    q.dtype = DType::kFloat32;
+    q.algorithm = Algorithm::kRing;
+    q.codec.codec = Codec::kFp16;
+    for (Rank r = 0; r < n; ++r) {
+      const auto plan = build(q, r);
+      ASSERT_TRUE(plan.is_ok()) << plan.status().to_string();
+      const auto hops = static_cast<uint64_t>(n - 1);
+      const uint64_t sent = hops * (q.count * 2 / static_cast<uint64_t>(n));
+      EXPECT_GE(plan->scratch_bytes, sent - 1024) << n << " ranks";
+      EXPECT_LE(plan->scratch_bytes, sent + 1024) << n << " ranks";
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 #include "plan/builder.h"
 
 #include <algorithm>
+#include <cassert>
 #include <utility>
 
 namespace paceline::plan {
@@ -70,6 +71,12 @@ Range Builder::scratch(uint64_t bytes) {
 
 Range Builder::encoding(Span elements) {
   return scratch(coded_bytes(request().codec, request().dtype, elements.size()));
+}
+
+Range Builder::encoding_in(Range room, Span elements) const {
+  const uint64_t bytes = coded_bytes(request().codec, request().dtype, elements.size());
+  assert(bytes <= room.bytes);
+  return {room.buffer, room.offset, bytes};
 }
 
 uint32_t Builder::copy(Range dst, Range src) {

@@ -18,22 +18,38 @@ const std::vector<Span>& segment(const Segments& segments, int j) {
   return segments[static_cast<std::size_t>(((j % n) + n) % n)];
 }
 
-Range encoded(Builder& b, Span piece, Range elements) {
-  Range code = b.encoding(piece);
-  b.encode(code, elements);
-  return code;
+/// Scratch for each hop's encodings: of a segment's pieces, whichever segment leaves.
+using Rooms = std::vector<std::vector<Range>>;
+
+Rooms rooms_for_hops(Builder& b, const Segments& segments) {
+  std::vector<Span> longest;  // of all segments' pieces of one number
+  for (const auto& one : segments) {
+    if (longest.size() < one.size()) longest.resize(one.size());
+    for (std::size_t p = 0; p < one.size(); ++p)
+      if (one[p].size() > longest[p].size()) longest[p] = one[p];
+  }
+  Rooms rooms(segments.size() - 1);
+  for (auto& room : rooms)
+    for (const Span piece : longest) room.push_back(b.encoding(piece));
+  return rooms;
 }
 
 // Segment j's sum is complete at place j - 1; each segment travels in pieces that don't wait for
-// each other.
+// each other. Without rooms it travels as it is.
 void reduce_hops(Builder& b, const Members& m, const Segments& segments, From from,
-                 bool is_encoded) {
+                 const Rooms& rooms) {
+  const bool is_encoded = !rooms.empty();
   auto own = [&](Span s) { return from == From::kInput ? b.in(s) : b.out(s); };
   for (int hop = 0; hop < m.size() - 1; ++hop) {
     const auto& leaving = segment(segments, m.mine - hop);
     for (std::size_t p = 0; p < leaving.size(); ++p) {
-      Range sum = hop == 0 ? own(leaving[p]) : b.out(leaving[p]);
-      b.send(m.at(m.mine + 1), is_encoded ? encoded(b, leaving[p], sum) : sum, p);
+      Range leaves = hop == 0 ? own(leaving[p]) : b.out(leaving[p]);
+      if (is_encoded) {
+        const Range code = b.encoding_in(rooms[static_cast<std::size_t>(hop)][p], leaving[p]);
+        b.encode(code, leaves);
+        leaves = code;
+      }
+      b.send(m.at(m.mine + 1), leaves, p);
     }
     const auto& coming = segment(segments, m.mine - hop - 1);
     for (std::size_t p = 0; p < coming.size(); ++p) {
@@ -59,16 +75,20 @@ void gather_hops(Builder& b, const Members& m, const Segments& segments) {
   }
 }
 
-void gather_encoded_hops(Builder& b, const Members& m, const Segments& segments) {
+// In the memory of the reducing hops' encodings: each has left long before another comes there, so no receive is
+// posted late, and a ring takes half the scratch.
+void gather_encoded_hops(Builder& b, const Members& m, const Segments& segments,
+                         const Rooms& rooms) {
   std::vector<Range> codes;  // of the segment that leaves next
-  for (Span piece : segment(segments, m.mine + 1)) {
-    codes.push_back(encoded(b, piece, b.out(piece)));
+  const auto& own = segment(segments, m.mine + 1);
+  for (std::size_t p = 0; p < own.size(); ++p) {
+    codes.push_back(b.encoding_in(rooms[0][p], own[p]));
+    b.encode(codes.back(), b.out(own[p]));
   }
   for (int hop = 0; hop < m.size() - 1; ++hop) {
     for (std::size_t p = 0; p < codes.size(); ++p) b.send(m.at(m.mine + 1), codes[p], p);
     if (hop == 0) {  // its own sum becomes what the others decode
-      const auto& mine = segment(segments, m.mine + 1);
-      for (std::size_t p = 0; p < mine.size(); ++p) b.decode(b.out(mine[p]), codes[p]);
+      for (std::size_t p = 0; p < own.size(); ++p) b.decode(b.out(own[p]), codes[p]);
     }
     const auto& coming = segment(segments, m.mine - hop);
     bool is_last = hop == m.size() - 2;
@@ -78,7 +98,7 @@ void gather_encoded_hops(Builder& b, const Members& m, const Segments& segments)
         b.receive_decode(m.at(m.mine - 1), b.out(coming[p]), p);
         continue;
       }
-      codes.push_back(b.encoding(coming[p]));
+      codes.push_back(b.encoding_in(rooms[static_cast<std::size_t>(hop) + 1][p], coming[p]));
       b.receive(m.at(m.mine - 1), codes.back(), p);
       b.decode(b.out(coming[p]), codes.back());
     }
@@ -92,12 +112,13 @@ void ring_phase(Builder& b, const Members& m, Span span, From from, bool is_enco
   for (Span s : split(span, static_cast<uint64_t>(m.size()), b.request().dtype)) {
     segments.push_back(pieces(b.request(), s, span.size()));
   }
-  reduce_hops(b, m, segments, from, is_encoded);
+  const Rooms rooms = is_encoded ? rooms_for_hops(b, segments) : Rooms{};
+  reduce_hops(b, m, segments, from, rooms);
   for (Span piece : segment(segments, m.mine + 1)) b.finish_sum(b.out(piece));
-  if (is_encoded) {
-    gather_encoded_hops(b, m, segments);
-  } else {
+  if (rooms.empty()) {
     gather_hops(b, m, segments);
+  } else {
+    gather_encoded_hops(b, m, segments, rooms);
   }
 }
 
