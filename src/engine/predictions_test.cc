@@ -1,10 +1,10 @@
 // What is predicted of the links: for plans that are kept and for those that leave the cache, in the wire's own numbers.
 #include <gtest/gtest.h>
-#include <malloc.h>
 
 #include <vector>
 
 #include "base/packets.h"
+#include "base/testing/allocated.h"
 #include "engine/engine_test_util.h"
 #include "plan/plan.h"
 #include "wire/protocol.h"
@@ -36,9 +36,9 @@ TEST(Plans, ManyKindsAtOnceAreCountedAndLeaveNoMemoryBehind) {
   for (uint64_t k = 0; k < kKinds; ++k)
     predicted += plan::predict(*cluster[0].request_for(operation(0, k)), 1e9)->link_bytes;
   for (int i = 0; i < 2; ++i) step();
-  const std::size_t before = mallinfo2().uordblks;
+  const std::size_t before = paceline::testing::allocated();
   for (int i = 0; i < 4; ++i) step();
-  const std::size_t after = mallinfo2().uordblks;
+  const std::size_t after = paceline::testing::allocated();
   EXPECT_LE(after, before + before / 20);
   EXPECT_EQ(cluster[0].statistics().predicted_link_bytes, 6 * predicted);
 }

@@ -1,6 +1,5 @@
 // What connections keep between two messages: there are many of them, and few at work at a time.
 #include <gtest/gtest.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -8,19 +7,15 @@
 #include <span>
 #include <vector>
 
+#include "base/testing/allocated.h"
 #include "wire/tcp/testing.h"
 
 namespace paceline::wire {
 namespace {
 
+using paceline::testing::allocated;
 using testing::Job;
 using testing::random_data;
-
-/// Bytes that this process has from malloc(); a sanitizer's own malloc says 0.
-std::size_t allocated() {
-  const struct mallinfo2 info = ::mallinfo2();
-  return info.uordblks + info.hblkhd;
-}
 
 class Copy : public Sink {
  public:
