@@ -27,7 +27,11 @@ uint64_t ScratchPool::bound(size_t pieces) const {
 
 void ScratchPool::forget_buckets() {
   noted_ = largest_ = largest_before_ = 0;
-  drop_idle();
+  for (const Scratch& s : idle_) {
+    held_ -= s.bytes;
+    std::free(s.data);
+  }
+  idle_.clear();
 }
 
 std::optional<Scratch> ScratchPool::acquire(uint64_t bytes, bool force) {

@@ -36,7 +36,7 @@ class ScratchPool {
   /// that for more: with all else that a step takes (shared pages, rings, sockets' buffers) it stays below twice the
   /// largest bucket.
   void note_bucket(uint64_t bytes);
-  /// Those to come are others: what only the former ones called for is freed.
+  /// Those to come are others: what is idle is freed, even where the bound would let it stay.
   void forget_buckets();
   /// `bytes` of 4096-aligned memory (contents arbitrary), or nothing while the bound forbids it.
   /// Only `force` goes beyond the bound. nullptr data with bytes > 0: the machine has no memory

@@ -94,5 +94,14 @@ TEST_F(Pool, ALargeOperationIsForgottenWhenNoneComesForLong) {
   pool_.release(small);
 }
 
+TEST_F(Pool, NothingIdleStaysWhenTheBucketsBecomeOthers) {
+  const Scratch idle = take(ScratchPool::kFloor / 2), lent = take(ScratchPool::kFloor / 4);
+  pool_.release(idle);
+  pool_.forget_buckets();
+  EXPECT_EQ(pool_.held(), lent.bytes);
+  pool_.release(lent);
+  EXPECT_EQ(pool_.held(), ScratchPool::kFloor / 4);
+}
+
 }  // namespace
 }  // namespace paceline::engine

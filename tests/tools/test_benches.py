@@ -79,13 +79,13 @@ def test_memory_of_a_training_step(tmp_path):
     assert [(r["nodes"], r["slots"], r["buckets"], r["path"]) for r in rows] == [
         (nodes, slots, buckets, path)
         for nodes, slots in ((4, 1), (2, 2))
-        for buckets in ("alike", "one large")
+        for buckets in ("alike", "one large", "single")
         for path in ("gloo", "exact", "fp16", "topk")
     ]
     for row in rows:
         largest = 4 if row["buckets"] == "one large" else 1
         assert row["bound"] == 2 * largest, "a bucket for each layer"
-        parameters = 12 if largest == 4 else 8
+        parameters = {"alike": 8, "one large": 12, "single": 1}[row["buckets"]]
         encoded = parameters / row["slots"] if row["path"] == "topk" else 0
         assert row["residuals"] >= 2 * encoded and (row["residuals"] > 0) == (encoded > 0), row
         assert row["scratch"] > 0 or row["path"] in ("gloo", "exact")
