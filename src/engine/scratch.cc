@@ -22,7 +22,9 @@ void ScratchPool::note_bucket(uint64_t bytes) {
 
 uint64_t ScratchPool::bound(size_t pieces) const {
   const uint64_t largest = std::max(largest_, largest_before_);
-  return std::max(kFloor, pieces <= 2 ? largest + largest / 2 : largest);
+  if (pieces <= 2) return std::max(kFloor, largest + largest / 2);
+  const uint64_t beside_others = 2 * largest - std::min(kOthers, 2 * largest);
+  return std::max(kFloor, std::min(largest, beside_others));
 }
 
 void ScratchPool::forget_buckets() {

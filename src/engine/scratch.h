@@ -24,7 +24,9 @@ class ScratchPool {
   static constexpr uint64_t kRemembered = 128;
   /// The bound is at least this, so that small operations wait for nobody. (More would not help: of many that are under
   /// way at once each only takes longer. On 1 Gb/s 16 of 512 KiB took 11 % longer with 4 MiB.)
-  static constexpr uint64_t kFloor = 1ULL << 20;
+  static constexpr uint64_t kFloor = 3ULL << 18;
+  /// What else a step takes beside small buckets: copies of short messages, pieces that are coming in, what malloc keeps.
+  static constexpr uint64_t kOthers = 5ULL << 18;
 
   ScratchPool() = default;
   ScratchPool(const ScratchPool&) = delete;
@@ -33,7 +35,7 @@ class ScratchPool {
 
   /// An operation over `bytes` of user data exists: for a while the bound is at least one and a half times that for two
   /// pieces (so that of operations that take three quarters of theirs one is under way while another begins), and once
-  /// that for more: with all else that a step takes (shared pages, rings, sockets' buffers) it stays below twice the
+  /// that for more, or what twice that leaves beside kOthers: with all else that a step takes it stays below twice the
   /// largest bucket.
   void note_bucket(uint64_t bytes);
   /// Those to come are others: what is idle is freed, even where the bound would let it stay.

@@ -64,6 +64,20 @@ TEST_F(Pool, ManySmallPiecesHaveLessThanTwoLargeOnes) {
   EXPECT_EQ(pool_.held(), kBound);  // for the next two
 }
 
+TEST(ScratchPool, ManyPiecesOfASmallBucketLeaveRoomForWhatElseAStepTakes) {
+  const auto most = [](uint64_t bucket) {
+    ScratchPool pool;
+    pool.note_bucket(bucket);
+    while (const auto piece = pool.acquire(ScratchPool::kAlign, false))
+      EXPECT_NE(piece->data, nullptr);
+    return pool.held();
+  };
+  EXPECT_EQ(most(kMiB / 4), ScratchPool::kFloor);
+  EXPECT_EQ(most(kMiB), 2 * kMiB - ScratchPool::kOthers);
+  EXPECT_EQ(most(9 * kMiB / 8), kMiB);
+  EXPECT_EQ(most(2 * kMiB), 2 * kMiB);
+}
+
 TEST_F(Pool, APieceIsUsedAgainWhereItWastesAtMostHalf) {
   const Scratch large = take(8 * kMiB);
   pool_.release(large);
