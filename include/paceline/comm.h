@@ -244,8 +244,8 @@ PACELINE_API paceline_code paceline_watch(paceline_comm* comm, paceline_op op);
 PACELINE_API size_t paceline_op_error(paceline_comm* comm, paceline_op op, char* text,
                                       size_t capacity);
 
-/* Buckets of other sizes follow: memory that is kept for operations of the former sizes is freed. It would be by itself, once
- * some hundred operations have been smaller. */
+/* Buckets of other sizes follow: memory that is kept for operations of the former sizes is freed. Scratch would be by itself,
+ * once some hundred operations have been smaller; what top-k works with only here and when a communicator ends. */
 PACELINE_API paceline_code paceline_trim(paceline_comm* comm);
 
 /* Residuals of top-k; see src/engine/engine.h. What was written since the last of the two calls is kept (commit) or returns

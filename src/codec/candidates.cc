@@ -28,11 +28,9 @@ uint32_t Candidates::shrink(std::span<const ResidualRun> runs, uint32_t floor) {
   if (size_ == keep_) return cut.key + 1;
   uint64_t ties = keep_ - cut.above;  // entries equal to the cut that stay
   const uint64_t leaving = size_ - keep_;
-  thread_local Scratch<uint32_t> leaving_index;
-  thread_local Scratch<float> leaving_value;
   // Both lists are written for every entry and only one is advanced: no branch to mispredict.
-  uint32_t* out_index = leaving_index.room(leaving + 1);
-  float* out_value = leaving_value.room(leaving + 1);
+  uint32_t* out_index = leaving_->index.room(leaving + 1);
+  float* out_value = leaving_->value.room(leaving + 1);
   uint64_t kept = 0;
   uint64_t left = 0;
   for (uint64_t i = 0; i < size_; ++i) {

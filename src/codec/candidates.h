@@ -33,6 +33,7 @@ class Scratch {
   T* room(std::size_t elements) {
     if (elements > size_) {
       memory_.reset();
+      size_ = 0;  // if there is no memory, nobody is to be given what was there
       memory_ = std::make_unique_for_overwrite<T[]>(elements);
       size_ = elements;
     }
@@ -44,13 +45,19 @@ class Scratch {
   std::size_t size_ = 0;
 };
 
+/// What shrink() works with.
+struct Leaving {
+  Scratch<uint32_t> index;
+  Scratch<float> value;
+};
+
 /// Keeps the `keep` largest of the entries that it is given: by magnitude, among equals the lower
 /// position first. An entry that leaves goes back to the rest (after[position] = value).
 class Candidates {
  public:
   /// `index` and `value` have `capacity` slots.
-  Candidates(uint32_t* index, float* value, uint64_t capacity, uint64_t keep)
-      : index_(index), value_(value), capacity_(capacity), keep_(keep) {}
+  Candidates(uint32_t* index, float* value, uint64_t capacity, uint64_t keep, Leaving& leaving)
+      : index_(index), value_(value), capacity_(capacity), keep_(keep), leaving_(&leaving) {}
 
   /// Where new entries (of higher positions than all before) are put; then add() says how many.
   [[nodiscard]] uint32_t* index_end() const { return index_ + size_; }
@@ -76,6 +83,7 @@ class Candidates {
   uint64_t capacity_;
   uint64_t keep_;
   uint64_t size_ = 0;
+  Leaving* leaving_;
 };
 
 }  // namespace paceline::codec::topk

@@ -47,7 +47,7 @@ class Kept {
   }
   /// Frees what is kept; what is on loan, when it is given back.
   void forget() {
-    std::unique_ptr<Node> freed;  // behind the lock's end
+    std::unique_ptr<Node> freed;  // once the lock is open
     const std::lock_guard lock(mutex_);
     ++time_;
     freed = std::move(idle_);

@@ -59,6 +59,7 @@ constexpr int kSampleTop = 10;
 struct Part {
   topk::Scratch<uint32_t> index;
   topk::Scratch<float> value;
+  topk::Leaving leaving;
   uint64_t found = 0;
   uint32_t largest = 0;
 };
@@ -70,6 +71,7 @@ struct Memory {
   topk::Scratch<uint32_t> more_index;
   topk::Scratch<float> more_value;
   topk::Scratch<float> sent;
+  topk::Leaving leaving;
   std::vector<Part> parts;
 };
 
@@ -158,7 +160,7 @@ Candidates collect_parts(const PassRequest& request, std::span<const ResidualRun
     Part& part = memory.parts[i];
     const Stretch stretch{boundary(i), boundary(i + 1)};
     const uint64_t room = room_for(keep, stretch.to - stretch.from);
-    Candidates found(part.index.room(room), part.value.room(room), room, keep);
+    Candidates found(part.index.room(room), part.value.room(room), room, keep, part.leaving);
     part.largest = collect(request, runs, stretch, found);
     part.found = found.size();
   });
@@ -168,7 +170,7 @@ Candidates collect_parts(const PassRequest& request, std::span<const ResidualRun
     largest = std::max(largest, memory.parts[i].largest);
   }
   const uint64_t room = std::max(all, room_for(keep, elements));
-  Candidates found(memory.index.room(room), memory.value.room(room), room, keep);
+  Candidates found(memory.index.room(room), memory.value.room(room), room, keep, memory.leaving);
   for (uint64_t i = 0; i < parts; ++i) {
     Part& part = memory.parts[i];
     std::copy_n(part.index.room(0), part.found, found.index_end());
@@ -188,7 +190,8 @@ void collect_missing(std::span<const ResidualRun> runs, uint64_t elements, uint6
     if (found.size() >= keep) return;
     const uint64_t missing = keep - found.size();
     const uint64_t room = room_for(missing, elements);
-    Candidates more(memory.more_index.room(room), memory.more_value.room(room), room, missing);
+    Candidates more(memory.more_index.room(room), memory.more_value.room(room), room, missing,
+                    memory.leaving);
     PassRequest request;
     request.threshold = next;
     collect(request, runs, {0, elements}, more);
@@ -295,7 +298,7 @@ int part_count(uint64_t elements, const Workers* workers) {
     if (parts > 1)
       return collect_parts(pass, runs, elements, keep, parts, *workers, memory, largest_bits);
     const uint64_t room = room_for(keep, elements);
-    Candidates all(memory.index.room(room), memory.value.room(room), room, keep);
+    Candidates all(memory.index.room(room), memory.value.room(room), room, keep, memory.leaving);
     largest_bits = collect(pass, runs, {0, elements}, all);
     return all;
   }();

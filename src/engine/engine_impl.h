@@ -88,6 +88,9 @@ class EngineImpl final : public Engine {
  public:
   EngineImpl(const EngineOptions& options, const bootstrap::Topology& topology,
              wire::Channel& channel);
+  EngineImpl(const EngineImpl&) = delete;
+  EngineImpl& operator=(const EngineImpl&) = delete;
+  ~EngineImpl() override { codec::forget_topk_sizes(); }
 
   void set_workers(Workers* workers) override {
     workers_ = workers;
@@ -149,6 +152,7 @@ class EngineImpl final : public Engine {
   void remember(const Record& r);
 
   // groups.cc
+  void count_groups();
   Group* group(GroupId id);
   [[nodiscard]] const Group* group(GroupId id) const;
   [[nodiscard]] plan::GroupShape shape_of(const std::vector<Rank>& ranks) const;

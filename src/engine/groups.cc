@@ -53,6 +53,7 @@ Result<GroupId> EngineImpl::create_group(std::span<const Rank> ranks) {
   g->shape = shape_of(g->ranks);
   g->stream = stream;
   groups_.push_back(std::move(g));
+  count_groups();
   return groups_.back()->id;
 }
 
@@ -72,7 +73,13 @@ Status EngineImpl::destroy_group(GroupId id) {
       statistics_.predicted_link_bytes += p.runs * p.predicted_link_bytes(channel_.packets());
   });
   groups_[id].reset();
+  count_groups();
   return Status::ok();
+}
+
+void EngineImpl::count_groups() {
+  const auto is_one = [](const std::unique_ptr<Group>& g) { return g != nullptr && g->alive; };
+  scratch_.serve(std::count_if(groups_.begin(), groups_.end(), is_one) > 1);
 }
 
 }  // namespace paceline::engine

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "engine/engine_test_util.h"
+#include "engine/scratch.h"
 
 namespace paceline::engine {
 namespace {
@@ -59,6 +60,41 @@ TEST_F(SameRanks, AGroupIsNotDestroyedUnderItsOperations) {
   cluster_.expect_ok({here, submit(1, 0, data[1])});
   EXPECT_EQ(data, wanted);
   EXPECT_TRUE(cluster_[0].destroy_group(groups_[0][0]));
+}
+
+// Five operations whose scratch would not fit at once in what one group's small operations share.
+TEST(SeveralGroups, OppositeOrdersWaitForNobody) {
+  constexpr std::size_t kGroups = 5, kElements = 1 << 18;
+  Cluster cluster(2);
+  std::vector<std::array<GroupId, kGroups>> groups(2);
+  for (Rank r = 0; r < 2; ++r)
+    for (auto& group : groups.at(static_cast<std::size_t>(r)))
+      group = *cluster[r].create_group(std::array<Rank, 2>{0, 1});
+  std::array<std::array<std::vector<float>, kGroups>, 2> data;
+  std::array<std::array<OpId, kGroups>, 2> ids{};
+  for (Rank r = 0; r < 2; ++r) {
+    const auto rank = static_cast<std::size_t>(r);
+    for (std::size_t i = 0; i < kGroups; ++i) {
+      const std::size_t at = r == 0 ? i : kGroups - 1 - i;
+      data[rank][at].assign(kElements, 1);
+      Operation o;
+      o.group = groups[rank][at];
+      o.count = kElements;
+      o.input = o.output = data[rank][at].data();
+      o.codec.codec = plan::Codec::kFp16;
+      const auto id = cluster[r].submit(o, cluster.now);
+      ASSERT_TRUE(id) << id.status().to_string();
+      ids[rank][at] = *id;
+    }
+  }
+  for (std::size_t at = 0; at < kGroups; ++at) {
+    cluster.expect_ok({ids[0][at], ids[1][at]});
+    EXPECT_EQ(data[0][at], std::vector<float>(kElements, 2));
+    EXPECT_EQ(data[1][at], data[0][at]);
+  }
+  EXPECT_GT(cluster[0].statistics().scratch_bytes,
+            ScratchPool::kFloor);  // or it would show nothing
+  EXPECT_EQ(cluster.now, 0) << "nothing had to wait for a patience to end";
 }
 
 }  // namespace

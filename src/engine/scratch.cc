@@ -22,9 +22,14 @@ void ScratchPool::note_bucket(uint64_t bytes) {
 
 uint64_t ScratchPool::bound(size_t pieces) const {
   const uint64_t largest = std::max(largest_, largest_before_);
-  if (pieces <= 2) return std::max(kFloor, largest + largest / 2);
+  if (pieces <= 2) return std::max(floor_, largest + largest / 2);
   const uint64_t beside_others = 2 * largest - std::min(kOthers, 2 * largest);
-  return std::max(kFloor, std::min(largest, beside_others));
+  return std::max(floor_, std::min(largest, beside_others));
+}
+
+void ScratchPool::serve(bool several_groups) {
+  floor_ = several_groups ? kFloorOfSeveral : kFloor;
+  drop_idle();
 }
 
 void ScratchPool::forget_buckets() {

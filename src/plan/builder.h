@@ -59,7 +59,7 @@ class Builder {
   Range scratch(uint64_t bytes);
   /// Scratch for the dense encoding of so many elements.
   Range encoding(Span elements);
-  /// The same at the begin of `room`, which has held something else before: who writes waits for who has read that.
+  /// The same at the beginning of `room`, which has held something else before: who writes waits for who has read that.
   [[nodiscard]] Range encoding_in(Range room, Span elements) const;
 
   // Steps; all return the step's index. Empty ranges give no step (kNoStep).

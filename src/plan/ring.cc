@@ -75,8 +75,8 @@ void gather_hops(Builder& b, const Members& m, const Segments& segments) {
   }
 }
 
-// In the memory of the reducing hops' encodings: each has left long before another comes there, so no receive is
-// posted late, and a ring takes half the scratch.
+// In the memory of the reducing hops' encodings, which takes half the scratch: each has left n - 3 hops before another
+// comes there, so among four members or more no receive is posted late.
 void gather_encoded_hops(Builder& b, const Members& m, const Segments& segments,
                          const Rooms& rooms) {
   std::vector<Range> codes;  // of the segment that leaves next

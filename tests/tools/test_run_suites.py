@@ -46,6 +46,26 @@ def test_a_second_run_forgives_what_was_late_but_no_sanitizers_report(tmp_path, 
     assert capfd.readouterr().out.splitlines()[-1] == last
 
 
+@pytest.mark.parametrize(
+    ("line", "tells"),
+    [
+        ("  what():  a rank is lost", True),
+        ("RuntimeError: no memory", True),
+        ("ValueError", True),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", True),
+        ("rank 1 died: Aborted", True),
+        ("Signal 6 (SIGABRT) received", True),
+        ("[paceline] rank 1 (host b) is gone", True),
+        ('  File "train.py", line 3, in step', False),
+        ("no errors so far", False),
+        ("somewhat(): fine", False),
+    ],
+)
+def test_a_processes_words_come_before_its_launchers(line, tells):
+    end = [f"the launcher's {i}" for i in range(20)]
+    assert run_suites.gist(["begins", line, *end]) == ([line] if tells else []) + end
+
+
 @pytest.mark.parametrize(("fails", "forgives", "runs"), [(2, None, 3), (2, 2, 2), (3, 2, 1), (1, 1, 2), (2, 1, 1)])
 def test_a_second_run_is_for_the_few_that_failed(tmp_path, monkeypatch, capfd, fails, forgives, runs):
     """How often a test that passed ran says which it was: the failed ones once more, everything, or nothing."""

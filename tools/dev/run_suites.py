@@ -34,7 +34,7 @@ REPORT = re.compile(
     r"Falsifiable after|Falsifying example|Failing test case"  # rapidcheck's, Hypothesis's before and now
 )
 WENT_WRONG = re.compile(
-    r"\b(\w*Error|error|terminate called|what\(\)|Aborted|Fatal|signal \d+)\b[:( ]|\[paceline\]|exitcode"
+    r"\b(\w*Error|error|terminate called|Aborted|Fatal|[Ss]ignal \d+)(?=[:( ]|$)|\bwhat\(\):|\[paceline\]|exitcode"
 )
 #: What a suite tells of all its jobs: how many faults of each kind the simulation injected.
 COUNTS = re.compile(r"^\d+ jobs: .*$", re.MULTILINE)

@@ -3,7 +3,9 @@
 
 #include <cstddef>
 
-#if defined(__has_feature)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)  // GCC
+#define PACELINE_TEST_ALLOCATOR_OF_A_SANITIZER 1
+#elif defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define PACELINE_TEST_ALLOCATOR_OF_A_SANITIZER 1
 #endif
