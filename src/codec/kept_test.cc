@@ -62,11 +62,21 @@ TEST(Kept, ForgettingFreesWhatIsIdleAndLaterWhatIsNot) {
   EXPECT_EQ(Counted::alive, before);
 }
 
+/// There is memory for none while `refused`.
+struct Number {
+  Number() {
+    if (refused) throw std::bad_alloc();
+  }
+  uint32_t value = 0;
+  static inline bool refused = false;
+};
+
 TEST(TopKScratch, AfterALackOfMemoryItHasNone) {
-  topk::Scratch<uint64_t> scratch;
+  topk::Scratch<Number> scratch;
   EXPECT_NE(scratch.room(10), nullptr);
-  const volatile std::size_t too_many = SIZE_MAX / 4;
-  EXPECT_THROW(scratch.room(too_many), std::bad_alloc);
+  Number::refused = true;
+  EXPECT_THROW(scratch.room(20), std::bad_alloc);
+  Number::refused = false;
   EXPECT_NE(scratch.room(5), nullptr);
 }
 
