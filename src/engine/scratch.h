@@ -39,7 +39,7 @@ class ScratchPool {
   /// An operation over `bytes` of user data exists: for a while the bound is at least one and a half times that for two
   /// pieces (so that of operations that take three quarters of theirs one is under way while another begins), and once
   /// that for more, or what twice that leaves beside kOthers: with all else that a step takes it stays below twice the
-  /// largest bucket of 1 MiB or more.
+  /// largest bucket, if that has 1 MiB or more and one group has them all.
   void note_bucket(uint64_t bytes);
   /// Operations of several groups may wait for each other (at first: of one).
   void serve(bool several_groups);

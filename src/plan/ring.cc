@@ -76,7 +76,8 @@ void gather_hops(Builder& b, const Members& m, const Segments& segments) {
 }
 
 // In the memory of the reducing hops' encodings, which takes half the scratch: each has left n - 3 hops before another
-// comes there, so among four members or more no receive is posted late. (Among three 4 MiB took up to 2 % longer at 1 Gb/s for it.)
+// comes there, so among four members or more no receive is posted late. (Among three 4 MiB took up to 2 % longer
+// at 1 Gb/s for it.)
 void gather_encoded_hops(Builder& b, const Members& m, const Segments& segments,
                          const Rooms& rooms) {
   std::vector<Range> codes;  // of the segment that leaves next
