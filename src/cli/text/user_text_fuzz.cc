@@ -1,4 +1,4 @@
-// What people write: variables, host lists and files, rates, durations, shares, addresses. Whatever stands there is taken as
+// What people write: variables, host lists and files, rates, durations, shares, addresses, interfaces. Whatever stands there is taken as
 // something in range that reads back the same, or refused in a sentence that quotes it.
 //
 // Input: one byte which of them, then its text (a setting: its row, its alias, the face).
@@ -6,13 +6,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/settings_table.h"
 #include "base/testing/fuzz_input.h"
 #include "base/testing/variables.h"
+#include "bootstrap/host_address.h"
 #include "cli/text/hosts.h"
 #include "cli/text/units.h"
 #include "wire/tcp/socket.h"
@@ -107,11 +111,49 @@ void a_number(const Result<double>& number, std::string_view text) {
   require(!number || std::isfinite(*number));
 }
 
+/// NCCL's way to name interfaces: what is chosen is one of them, what excludes some never means loopback.
+void an_interface(const std::string& pattern) {
+  using namespace bootstrap;  // NOLINT: as above
+  std::vector<InterfaceAddress> all;
+  for (auto [name, address] : {std::pair{"lo", "127.0.0.1"},
+                               {"docker0", "172.17.0.1"},
+                               {"eth0", "10.0.0.1"},
+                               {"eth0", "fd00::1"},
+                               {"eth01", "fd00::2"}})
+    all.push_back({name, *numeric_address(address, 0)});
+  for (const bool v6 : {false, true}) {
+    const auto chosen = choose_interface(pattern, all, v6, "PACELINE_INTERFACE");
+    if (!chosen) {
+      quoted(chosen, pattern);
+      require(chosen.status().message().find("docker0, eth0, eth01, lo") != std::string::npos);
+      continue;
+    }
+    require(std::any_of(all.begin(), all.end(), [&](const InterfaceAddress& one) {
+      return one.address.host() == chosen->host();
+    }));
+    require(!pattern.starts_with('^') || !chosen->is_loopback());
+    if (chosen->host() == "10.0.0.1" || chosen->host() == "fd00::1")
+      require((chosen->family() == AF_INET6) == v6);
+  }
+}
+
+void a_host_and_port(const std::string& text) {
+  const auto parsed = bootstrap::parse_host_port(text, "PACELINE_MASTER");
+  quoted(parsed, text);
+  if (!parsed) return;
+  require(!parsed->host.empty());
+  const auto again =
+      bootstrap::parse_host_port(fmt::format("[{}]:{}", parsed->host, parsed->port), "x");
+  require(parsed->host.find_first_of("[]") != std::string::npos ||
+          (again.is_ok() && again->host == parsed->host && again->port == parsed->port));
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   FuzzInput in{{data, size}};
-  const uint8_t what = in.byte() % 7;
+  const uint8_t first = in.byte();
+  const int what = first < 254 ? first % 7 : first;
   const std::string text(reinterpret_cast<const char*>(in.rest.data()), in.rest.size());
   switch (what) {
     case 0:
@@ -137,6 +179,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     }
     case 5:
       a_number(cli::parse_share(text), text);
+      break;
+    case 254:
+      an_interface(text);
+      break;
+    case 255:
+      a_host_and_port(text);
       break;
     default: {
       const auto address = wire::parse_endpoint(text);
