@@ -21,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tools" / "demo")]
 
+import output  # noqa: E402
+
 #: By name: PACELINE_CODEC and PACELINE_TOPK_FP16.
 CODECS = {"none": ("none", "0"), "fp16": ("fp16", "0"), "topk": ("topk", "0"), "topk-fp16": ("topk", "1")}
 GOAL_POINTS = 0.5
@@ -73,6 +75,7 @@ def main() -> int:
     if args.rank:
         rank_main(args.seeds, args.steps, args.rank)
         return 0
+    output.check(args.json, "accuracy")
     out = ROOT / "build" / "accuracy-ranks.json"
     command = [
         str(ROOT / "build" / "bin" / "paceline"),
@@ -95,7 +98,9 @@ def main() -> int:
         kept = kept and abs(off) <= GOAL_POINTS
         print(f"{codec:9} {mean:8.2%}  {off:+.2f} points")
     if args.json:
-        args.json.write_text(json.dumps({**said, "means": means, "kept": kept}, indent=2) + "\n")
+        output.write(
+            args.json, json.dumps({**said, "means": means, "kept": kept}, indent=2) + "\n", "accuracy", "--json"
+        )
     print("within" if kept else "NOT within", f"{GOAL_POINTS} points of exact")
     return 0 if kept else 1
 

@@ -22,7 +22,10 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "torch")]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "torch"), str(ROOT / "tools" / "demo")]
+
+import output  # noqa: E402
+
 _STEPS, _WARM = 60, 15
 clock = time.thread_time
 
@@ -141,7 +144,7 @@ def rank_main(args) -> None:
             print(f"{name:12} {python:6.0f} us a bucket in Python, {within:6.0f} in the library, {buckets:.0f} buckets")
         if args.json:
             keys = ("name", "python_us", "library_us", "buckets")
-            Path(args.json).write_text(json.dumps([dict(zip(keys, line)) for line in lines]))
+            output.write(args.json, json.dumps([dict(zip(keys, line)) for line in lines]), "hook_cost", "--json")
 
 
 def main() -> int:
@@ -149,7 +152,7 @@ def main() -> int:
     parser.add_argument("--codec", default="fp16", choices=("none", "fp16", "topk"))
     parser.add_argument("--buckets", type=int, default=24)
     parser.add_argument("--gpu", action="store_true", help="the CUDA path, on a simulated GPU")
-    parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
     args = parser.parse_args()
     if "RANK" in os.environ:
         rank_main(args)
@@ -157,6 +160,7 @@ def main() -> int:
     program = ROOT / "build" / "bin" / "paceline"
     if not program.exists():
         sys.exit(f"hook_cost: {program} is not built; run ./dev build")
+    output.check(args.json, "hook_cost")
     env = {
         **os.environ,
         "PACELINE_CODEC": args.codec,

@@ -30,6 +30,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tools" / "demo")]
 
+import output  # noqa: E402
+
 ROWS = ("1:2x1", "1:4x1", "5:2x1", "5:4x1", "10:2x1", "10:4x1", "1:2x2", "10:2x2")
 #: Share of the floor that each row is held to; rows without a number are reported.
 GOALS = {"1:2x1": 0.93, "1:4x1": 0.93, "5:2x1": 0.93, "5:4x1": 0.88, "10:2x1": 0.88}
@@ -151,13 +153,14 @@ def main() -> int:
     if args.rank:
         rank_main(sizes, args.seconds, args.rank)
         return 0
+    output.check(args.json, "links")
     rows = []
     for row in args.rows:
         rows += run_row(row, sizes, args.seconds)
         print(f"==> {row} measured", file=sys.stderr, flush=True)
     print_rows(rows)
     if args.json:
-        args.json.write_text("".join(json.dumps(r) + "\n" for r in rows))
+        output.write(args.json, "".join(json.dumps(r) + "\n" for r in rows), "links", "--json")
     short = [r for r in rows if r["floor_share"] < GOALS.get(r["row"], 0)]
     astray = [r for r in rows if abs(r["bytes_measured"] / r["bytes_predicted"] - 1) > BYTES_OFF]
     found = [(r, f"{r['floor_share']:.1%} of its floor, {GOALS[r['row']]:.0%} is the goal") for r in short]

@@ -33,7 +33,9 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "python"))
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tools" / "demo")]
+
+import output  # noqa: E402
 
 CODECS = {"exact": 0, "fp16": 1, "topk": 3}
 PATHS = ("no-communication", "gloo", *CODECS)
@@ -277,6 +279,7 @@ def main() -> int:
         else:
             all_reduce_rank(args.mib * MIB, int(slots), out)
         return 0
+    output.check(args.json, "memory")
     if args.ddp:
         rows = ddp_steps(args.mib, args.steps or max(6, 200 // args.mib))
         kept = all(row["pss"] <= row["bound"] for row in rows if row["path"] in CODECS)
@@ -284,7 +287,7 @@ def main() -> int:
         rows = all_reduces(args.mib)
         kept = all(row["buffers"] <= GOAL for row in rows)
     if args.json:
-        args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        output.write(args.json, "".join(json.dumps(row) + "\n" for row in rows), "memory", "--json")
     print("within" if kept else "NOT within", f"{GOAL:g} × the {'largest bucket' if args.ddp else 'buffer'}")
     return 0 if kept else 1
 

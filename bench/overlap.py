@@ -30,6 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tools" / "demo"), str(ROOT / "bench" / "gpu")]
 
+import output  # noqa: E402
 from train_floor import TCP_SHARE, floor_seconds, floor_without_barrier, link_bytes  # noqa: E402
 
 _DEPTH = 10  # of the demo's model
@@ -239,12 +240,13 @@ def main() -> None:
     args = parser.parse_args()
     if args.rank:
         return rank_main(args)
+    output.check(args.json, "overlap")
     results = []
     for rate in args.rates:
         results.append(run_rate(rate, args))
         print_rate(results[-1])
     if args.json:
-        args.json.write_text("".join(json.dumps(r) + "\n" for r in results))
+        output.write(args.json, "".join(json.dumps(r) + "\n" for r in results), "overlap", "--json")
 
 
 if __name__ == "__main__":

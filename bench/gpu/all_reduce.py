@@ -24,6 +24,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.append(str(ROOT / "tools" / "demo"))  # behind this folder: both have a train.py
+
+import output  # noqa: E402
+
 SIZES = ("1KB", "4KB", "16KB", "64KB", "256KB", "1MB", "4MB", "16MB", "64MB", "256MB", "1GB")
 PATHS = ("nccl", "exact", "fp16", "int8", "topk")
 
@@ -192,7 +196,7 @@ class Rank:
 
     def _write(self, rows, failed):
         result = {"rows": rows, "failed": failed}
-        self.args.out.write_text(json.dumps(result, indent=1))
+        output.write(self.args.out, json.dumps(result, indent=1), "all_reduce")
 
 
 def line_of(rows):
@@ -220,7 +224,8 @@ def main():
         return Rank(args).run()
     from train import rank_environment
 
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    output.prepare(args.out.parent, "all_reduce")
+    output.check(args.out, "all_reduce", "--out")
     program = str(ROOT / "build" / "bin" / "paceline")
     command = [program, "lab", "--nodes", str(args.nodes), "--slots", str(args.slots), "--rate", args.rate, "--"]
     env = rank_environment(args.rate)

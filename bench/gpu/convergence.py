@@ -25,6 +25,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.append(str(ROOT / "tools" / "demo"))  # behind this folder: both have a train.py
+
+import output  # noqa: E402
+
 CODECS = ("exact", "fp16", "int8", "topk", "topk-momentum")
 TASKS = ("gpt", "resnet")
 
@@ -101,7 +105,7 @@ def draw(results, picture):
         by_second.set(title=f"{result['task']}, {name}", xlabel="seconds")
         by_step.legend()
     figure.tight_layout()
-    figure.savefig(picture, dpi=110)
+    output.write(picture, output.drawn(figure), "convergence", "--draw")
 
 
 def launch(task, args, until):
@@ -150,7 +154,7 @@ def main() -> int:
         return 0
     args.codecs = args.codecs or (("exact", "fp16", "topk") if args.smoke else CODECS)
     args.steps = args.steps or (30 if args.smoke else 400)
-    args.out.mkdir(parents=True, exist_ok=True)
+    output.prepare(args.out, "convergence")
     started, kept = time.time(), True
     for index, task in enumerate(args.tasks):
         share = (started + args.limit - time.time()) / (len(args.tasks) - index)

@@ -15,6 +15,10 @@ from pathlib import Path
 
 from train_paths import OURS, label, parts
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "demo"))  # behind this folder: both have a train.py
+
+import output
+
 PEER, OWN, NOTHING = "#d9a05f", "#3f83c9", "#9aa0a6"
 
 
@@ -70,7 +74,7 @@ def draw(models, out):
         axis.set_xlabel("speed, of no communication (line: what the bytes allow)")
         axis.set_title(f"{name}, {result['nodes']} nodes × {result['slots']} GPUs", loc="left", fontweight="bold")
     figure.tight_layout()
-    figure.savefig(out, dpi=110)
+    output.write(out, output.drawn(figure, out.suffix[1:] or "png"), "picture")
 
 
 def main():

@@ -25,6 +25,10 @@ from train import rank_environment
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.append(str(ROOT / "tools" / "demo"))  # behind this folder: both have a train.py
+
+import output  # noqa: E402
+
 MODELS = ("gpt2", "bert", "untied")
 PATHS = (
     *("node", "full-nccl", "full", "full-nccl-bf16", "full-bf16"),
@@ -96,7 +100,7 @@ def main():
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench-gpu")
     parser.add_argument("--smoke", action="store_true", help="small models on CPUs")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
+    output.prepare(args.out, "bench")
     results, until = [], time.time() + args.limit
     for index, model in enumerate(args.models):
         left = until - time.time()
@@ -105,8 +109,9 @@ def main():
             print(f"bench: {model} left no figures", flush=True)
             continue
         results.append(result)
-        (args.out / "sharded.json").write_text(json.dumps({"arguments": vars(args), "models": results}, default=str))
-        (args.out / "sharded.txt").write_text("\n\n".join(map(table, results)) + "\n")
+        figures = json.dumps({"arguments": vars(args), "models": results}, default=str)
+        output.write(args.out / "sharded.json", figures, "bench")
+        output.write(args.out / "sharded.txt", "\n\n".join(map(table, results)) + "\n", "bench")
         print(table(result), flush=True)
     return 0 if len(results) == len(args.models) and not any(r["failed"] for r in results) else 1
 

@@ -28,6 +28,10 @@ import train_phases
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.append(str(ROOT / "tools" / "demo"))  # behind this folder: both have a train.py
+
+import output  # noqa: E402
+
 MODELS = ("resnet50", "gpt2", "vgg16", "bert")
 PATHS = ("none", "ddp", "fp16-hook", "powersgd", "exact", "fp16", "fp16-overlap", "int8", "topk")
 #: Not run unless asked for.
@@ -278,7 +282,7 @@ def main():
     if args.plan:
         return plan(args)
     started = time.time()
-    args.out.mkdir(parents=True, exist_ok=True)
+    output.prepare(args.out, "bench")
     results = []
     for index, model in enumerate(args.models):
         left = started + args.limit - time.time()
@@ -292,11 +296,10 @@ def main():
             print(f"bench: {model} left no figures", flush=True)
             continue
         results.append(result)
-        (args.out / "train.json").write_text(
-            json.dumps({"arguments": vars(args), "models": results}, indent=1, default=str)
-        )
-        (args.out / "train.txt").write_text(table(results) + "\n")
-        (args.out / "train.md").write_text(markdown(results) + "\n")
+        figures = json.dumps({"arguments": vars(args), "models": results}, indent=1, default=str)
+        output.write(args.out / "train.json", figures, "bench")
+        output.write(args.out / "train.txt", table(results) + "\n", "bench")
+        output.write(args.out / "train.md", markdown(results) + "\n", "bench")
         print(table(results[-1:]), flush=True)
     print(f"\n{args.out / 'train.json'} ({time.time() - started:.0f} s)")
     return 0 if len(results) == len(args.models) and not any(result["failed"] for result in results) else 1

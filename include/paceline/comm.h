@@ -290,6 +290,9 @@ PACELINE_API size_t paceline_settings_json(const char* face, char* text, size_t 
  * built) are written to `warnings`, one a line. */
 PACELINE_API paceline_code paceline_settings_check(const char* face, char* warnings,
                                                    size_t capacity);
+/* The same, and says the warnings as paceline_comm_create() does: where job_rank is 0, each once a process. For who makes
+ * no communicator (a job of one rank), so that its settings are looked at all the same. */
+PACELINE_API paceline_code paceline_settings_warn(const char* face, int32_t job_rank);
 /* The value of one setting by canonical name, as text. Returns its length, or 0 when there is no
  * such setting. */
 PACELINE_API size_t paceline_setting(const char* face, const char* name, char* text,

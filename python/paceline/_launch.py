@@ -4,7 +4,7 @@ import ctypes
 import os
 
 from paceline import _library, _state
-from paceline.errors import from_code
+from paceline.errors import LibraryNotFoundError, from_code
 
 _CAPACITY = 4096
 #: What mpirun (Open MPI, MPICH) and srun tell each rank that they start.
@@ -15,11 +15,16 @@ def supply_at_import():
     """What scripts for torch's launcher read, where mpirun or srun started this process.
 
     On import already, for such scripts read RANK or LOCAL_RANK before they call anything. Every rank imports the
-    same face, so every rank comes here: under mpirun that is collective.
+    same face, so every rank comes here: under mpirun that is collective. Switched off as well: a script that lives by
+    it would not start without, and there would be nothing to compare with.
     """
-    if _state.disabled() or "RANK" in os.environ or not any(name in os.environ for name in _STARTED_BY_ANOTHER):
+    if "RANK" in os.environ or not any(name in os.environ for name in _STARTED_BY_ANOTHER):
         return
-    supply_environment(_state.face)
+    try:
+        supply_environment(_state.face)
+    except LibraryNotFoundError:
+        if not _state.disabled():  # which is also for who has no library that works
+            raise
 
 
 def supply_environment(face="paceline"):

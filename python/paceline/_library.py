@@ -177,6 +177,7 @@ _PROTOTYPES = {
     "paceline_unshare": (_CODE, [_COMM, c_void_p]),
     "paceline_settings_json": (c_size_t, [c_char_p, c_char_p, c_size_t]),
     "paceline_settings_check": (_CODE, [c_char_p, c_char_p, c_size_t]),
+    "paceline_settings_warn": (_CODE, [c_char_p, c_int32]),
     "paceline_setting": (c_size_t, [c_char_p, c_char_p, c_char_p, c_size_t]),
 }
 

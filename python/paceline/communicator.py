@@ -485,8 +485,17 @@ def setting(name, face="paceline"):
 
 def setting_source(name, face="paceline"):
     """Where a setting's value comes from: the variable's name, or "" for the default."""
+    return _setting_row(name, face)["source"]
+
+
+def setting_precedence(name, face="paceline"):
+    """Of two settings about one thing the one whose number is lower wins: its variable's family comes first."""
+    return _setting_row(name, face)["precedence"]
+
+
+def _setting_row(name, face):
     table = json.loads(_library.read_text(_library.load().paceline_settings_json, face.encode()))
-    return next(row["source"] for row in table if row["name"] == name)
+    return next(row for row in table if row["name"] == name)
 
 
 def check_settings(face="paceline"):
@@ -497,6 +506,14 @@ def check_settings(face="paceline"):
     if code:
         raise from_code(code, _text(library.paceline_error(None)))
     return [line for line in _text(text.value).splitlines() if line]
+
+
+def warn_of_settings(job_rank, face="paceline"):
+    """check_settings() that says the warnings as a communicator does: where job_rank is 0, each once a process."""
+    library = _library.load()
+    code = library.paceline_settings_warn(face.encode(), job_rank)
+    if code:
+        raise from_code(code, _text(library.paceline_error(None)))
 
 
 def _text(raw):

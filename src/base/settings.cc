@@ -165,6 +165,8 @@ int precedence(Family family, Family face) {
   return family == Family::kHorovod ? 4 : family == Family::kOther ? 3 : 2;
 }
 
+constexpr int kDefaultsPrecedence = 5;
+
 struct Candidate {
   int precedence;
   std::string value;
@@ -372,9 +374,10 @@ Settings Settings::read(Face face, const Environment& get, const EnvironmentName
     const auto found = candidates(row, face, get);
     if (!found.is_ok()) settings.problems_.push_back({std::string(row.name), found.status()});
     if (!found.is_ok() || found->empty()) {
-      settings.values_.push_back({std::string(default_under(row, face)), ""});
+      settings.values_.push_back({std::string(default_under(row, face)), "", kDefaultsPrecedence});
     } else {
-      settings.values_.push_back({found->front().value, found->front().variable});
+      const auto& best = found->front();
+      settings.values_.push_back({best.value, best.variable, best.precedence});
     }
   }
   if (auto status = settings.check_together(); !status.is_ok())
@@ -402,9 +405,11 @@ Status Settings::check_together() const {
                         "are; unset one of them",
                         source("codec"), codec, source("algorithm"), algorithm)};
   if (algorithm == "sparse" && codec != "topk")
-    return {Code::kInvalidArgument,
-            fmt::format("{} asks for the sparse plan, which needs PACELINE_CODEC=topk (it is '{}')",
-                        source("algorithm"), codec)};
+    return {
+        Code::kInvalidArgument,
+        fmt::format("{0} asks for the sparse plan, which carries top-k, and the codec is '{1}': "
+                    "set PACELINE_CODEC=topk, or unset {0}",
+                    source("algorithm"), codec)};
   if (number("topk_momentum") > 0 && codec != "topk")
     return {
         Code::kInvalidArgument,

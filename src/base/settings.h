@@ -60,8 +60,9 @@ class Settings {
   };
   /// Of load_all().
   [[nodiscard]] const std::vector<Problem>& problems() const { return problems_; }
-  /// [{"name", "variable", "aliases": […], "type", "range", "default", "value", "source", "built",
-  /// "problem", "text"}, …]; the secret's value is never shown.
+  /// [{"name", "variable", "aliases": […], "type", "range", "default", "value", "source",
+  /// "precedence", "built", "problem", "text"}, …]; the secret's value is never shown. Where two
+  /// settings are about one thing, the lower precedence wins: the source's family's, as above.
   [[nodiscard]] std::string to_json() const;
   /// The same for people, with the foreign variables and NCCL's.
   [[nodiscard]] std::string to_text() const;
@@ -75,6 +76,7 @@ class Settings {
   struct Value {
     std::string text;
     std::string source;  ///< the variable it came from; empty: default
+    int precedence;      ///< of its source's family; that of a default stands behind all
   };
   std::vector<Value> values_;  ///< parallel to the table
   std::vector<std::string> warnings_;

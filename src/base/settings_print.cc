@@ -91,6 +91,7 @@ std::string Settings::to_json() const {
                    {"default", std::string(row.default_value)},
                    {"value", hide ? "(hidden)" : values_[i].text},
                    {"source", values_[i].source},
+                   {"precedence", values_[i].precedence},
                    {"built", row.support != Support::kKnown},
                    {"problem", problem_of(problems_, row.name)},
                    {"text", std::string(row.text)}});

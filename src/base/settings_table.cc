@@ -79,8 +79,9 @@ constexpr Alias kDdpLauncher[] = {{"PERSEUS_USE_DDP_LAUNCHER", F::kPerseus}};
 constexpr SettingRow kRows[] = {
     // The switch and what is printed.
     {"disable", kFlag, "0", "",
-     "Turns the Python package off: a torch script runs as if it had not imported it. Who asks for "
-     "Paceline by name (the backend paceline, TensorFlow) gets an error that says so; "
+     "Turns the Python package off: a torch script runs as if it had not imported it, but for the "
+     "variables of torch's launcher, which mpirun and srun don't set: it gets them all the same. "
+     "Who asks for Paceline by name (the backend paceline, TensorFlow) gets an error that says so; "
      "paceline.Communicator and the C ABI work all the same."},
     {"quiet", kFlag, "0", "",
      "No start-up line and no warnings about settings; what PACELINE_LOG_LEVEL lets through, "

@@ -70,11 +70,8 @@ Status create(const paceline_comm_options& o, paceline_comm** out) {
   PACELINE_ASSIGN(comm->job, bootstrap::join(join));
 
   const auto& topology = comm->job->topology;
-  if (job_rank == 0 && !comm->settings.flag("quiet")) {
-    for (const auto& w : comm->settings.warnings()) {
-      if (log::first(w)) log::warning("{}", w);
-    }
-  }
+  comm->speaks = speaks(comm->settings, job_rank);
+  if (comm->speaks) warn_once(comm->settings.warnings());
   comm->options = engine_options(comm->settings, o.timeout_s);
   comm->timeout_s = static_cast<double>(comm->options.default_timeout) / kSecond;
   if (launched) comm->job_local_size = launched->local_size;

@@ -30,6 +30,8 @@ struct paceline_comm {
   std::string description;
   double timeout_s = 0;
   int job_local_size = 1;  ///< as the launcher tells
+  bool speaks = false;     ///< warns of settings, for the whole job
+  std::atomic<bool> has_met_gradients{false};
 
   mutable std::mutex companions_mutex;
   std::vector<paceline_comm*> companions;  ///< that live

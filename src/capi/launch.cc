@@ -9,7 +9,10 @@ namespace {
 
 Result<std::string> variables(const char* face) {
   PACELINE_ASSIGN(auto parsed, parse_face(face == nullptr ? "" : face));
-  PACELINE_ASSIGN(auto settings, Settings::load(parsed));
+  // Switched off, a script still lacks torch's variables under mpirun; the other settings are not looked at then.
+  const auto settings = Settings::load_all(parsed);
+  if (!settings.problems().empty() && !settings.flag("disable"))
+    return settings.problems().front().status;
   PACELINE_ASSIGN(auto found, bootstrap::launch_environment(settings));
   std::string lines;
   for (const auto& [name, value] : found) lines.append(name).append("=").append(value).append("\n");

@@ -42,6 +42,15 @@ Status check_timeout(double timeout_s) {
           fmt::format("timeout_s is {:g}; it must be positive, or 0", timeout_s)};
 }
 
+/// Said with the first gradients that the CPU carries (what leaves its codec to the settings): a job whose gradients are
+/// CUDA tensors has communicators, too.
+void tell_what_is_lost_on_the_cpu(paceline_comm& comm, const paceline_op_args& a) {
+  const bool gradients = a.collective == 0 && a.codec < 0;
+  if (!comm.speaks || !gradients || comm.has_met_gradients.load(std::memory_order_relaxed)) return;
+  comm.has_met_gradients.store(true, std::memory_order_relaxed);
+  warn_once(lost_on_the_cpu(comm.settings));
+}
+
 Status to_operation(paceline_comm& comm, const paceline_op_args& a, engine::Operation& o) {
   PACELINE_RETURN_IF_ERROR(check_range("collective", a.collective));
   PACELINE_RETURN_IF_ERROR(check_range("dtype", a.dtype));
@@ -62,6 +71,7 @@ Status to_operation(paceline_comm& comm, const paceline_op_args& a, engine::Oper
   o.count = a.count;
   o.algorithm = static_cast<plan::Algorithm>(a.algorithm);
   o.codec = codec_for(comm.settings, a);
+  tell_what_is_lost_on_the_cpu(comm, a);
   o.timeout = to_time(a.timeout_s);
   o.window_bytes = a.window_bytes;
   assign(o.name, a.name);

@@ -1,10 +1,13 @@
 #include "capi/options.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <string>
 
 #include "base/cores.h"
+#include "base/log.h"
 #include "bootstrap/agreement.h"
 #include "bootstrap/identity.h"
 #include "capi/handle.h"
@@ -64,6 +67,33 @@ plan::CodecSpec codec_for(const Settings& settings, const paceline_op_args& args
   if (spec.codec == plan::Codec::kFp16) spec.scale = settings.number("gradient_scale");
   if (spec.codec == plan::Codec::kNone) spec = {};
   return spec;
+}
+
+bool speaks(const Settings& settings, Rank job_rank) {
+  return job_rank == 0 && !settings.flag("quiet");
+}
+
+void warn_once(const std::vector<std::string>& warnings) {
+  for (const auto& w : warnings) {
+    if (log::first(w)) log::warning("{}", w);
+  }
+}
+
+std::vector<std::string> lost_on_the_cpu(const Settings& settings) {
+  std::vector<std::string> lost;
+  const auto say = [&](const char* name, const char* what_happens) {
+    lost.push_back(fmt::format("{}={} is built for CUDA tensors; {}", settings.source(name),
+                               settings.text(name), what_happens));
+  };
+  if (settings.text("codec") == "int8")
+    say("codec", "those of the CPU travel exactly: use fp16 or topk for them");
+  if (settings.number("topk_momentum") > 0)
+    say("topk_momentum",
+        "those of the CPU travel by top-k without a momentum: leave it to the optimizer");
+  if (settings.integer("lanes") > 1)
+    say("lanes",
+        "it changes nothing for those of the CPU, whose pieces overtake each other anyway");
+  return lost;
 }
 
 int sharing_ranks(const bootstrap::Topology& topology, int job_local_size) {

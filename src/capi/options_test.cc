@@ -143,5 +143,23 @@ TEST(CodecFor, WhatCanNotBeCodedTravelsExactly) {
   EXPECT_EQ(codec_for(fp16, args).codec, Codec::kNone);
 }
 
+TEST(LostOnTheCpu, NamesTheVariableAsItWasWritten) {
+  using Sentences = std::vector<std::string>;
+  EXPECT_EQ(lost_on_the_cpu(settings({})), Sentences{});
+  EXPECT_EQ(lost_on_the_cpu(settings({{"PACELINE_CODEC", "topk"}, {"PACELINE_LANES", "1"}})),
+            Sentences{});
+  const auto one = lost_on_the_cpu(settings({{"PACELINE_CODEC", "INT8"}}));
+  ASSERT_EQ(one.size(), 1U);
+  EXPECT_EQ(one[0],
+            "PACELINE_CODEC=int8 is built for CUDA tensors; those of the CPU travel exactly: use "
+            "fp16 or topk for them");
+  const auto two = lost_on_the_cpu(settings({{"LIGHT_TOPK_ALLREDUCE", "1"},
+                                             {"PACELINE_TOPK_MOMENTUM", "0.9"},
+                                             {"HOROVOD_NUM_NCCL_STREAMS", "2"}}));
+  ASSERT_EQ(two.size(), 2U);
+  EXPECT_EQ(two[0].find("PACELINE_TOPK_MOMENTUM=0.9 is built for CUDA tensors"), 0U) << two[0];
+  EXPECT_EQ(two[1].find("HOROVOD_NUM_NCCL_STREAMS=2 is built for CUDA tensors"), 0U) << two[1];
+}
+
 }  // namespace
 }  // namespace paceline::capi

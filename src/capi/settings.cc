@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "base/log.h"
 #include "capi/handle.h"
+#include "capi/options.h"
 
 using namespace paceline;  // NOLINT: the functions below are the C ABI's
 using namespace paceline::capi;
@@ -32,6 +34,18 @@ paceline_code paceline_settings_check(const char* face, char* warnings, size_t c
       for (const auto& w : settings->warnings()) lines += w + "\n";
     }
     copy_text(lines, warnings, capacity);
+    return report(settings.status());
+  });
+}
+
+paceline_code paceline_settings_warn(const char* face, int32_t job_rank) {
+  return guarded([&] {
+    auto settings = load(face);
+    if (settings) {
+      log::set_level(log::level_named(settings->text("log_level")));
+      log::set_rank(job_rank);
+      if (speaks(*settings, job_rank)) warn_once(settings->warnings());
+    }
     return report(settings.status());
   });
 }

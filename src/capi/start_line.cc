@@ -69,7 +69,8 @@ std::string start_line(const bootstrap::Job& job, const Settings& settings,
                       settings.source("hierarchical_threshold"));
   }
   const auto& asks = settings.source("codec");
-  const auto codec_why = asks.empty() ? std::string() : fmt::format(" ({})", asks);
+  const char* elsewhere = settings.text("codec") == "int8" ? "=int8 is for CUDA tensors" : "";
+  const auto codec_why = asks.empty() ? std::string() : fmt::format(" ({}{})", asks, elsewhere);
   return fmt::format(
       "{} on {}{} · {} · {}, {}{}{}", plural(t.size(), "rank"), plural(t.node_count, "node"),
       job.launcher.empty() ? "" : fmt::format(" ({})", job.launcher), job.channel->describe(),

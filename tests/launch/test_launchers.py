@@ -358,6 +358,45 @@ def test_a_script_for_torchs_launcher_under_plain_mpirun(python, mpirun, tmp_pat
     expect_same_gradients(tmp_path, 2)
 
 
+OFF = DDP.replace("import paceline.torch", "import FACE").replace(
+    "attachment_of(model)  # raises where the model does not travel through Paceline",
+    """
+try:
+    attachment_of(model)
+    raise AssertionError("it travels through Paceline")
+except communicator.UnsupportedError:
+    pass
+assert not communicator.open_communicators()
+assert "_paceline_patched" not in vars(torch.nn.parallel.DistributedDataParallel)
+""",
+)
+
+
+@pytest.mark.parametrize("face", ["paceline.torch", "paceline.compat.perseus"])
+@pytest.mark.parametrize("wrong", [{}, {"PACELINE_TOPK_RATIO": 7, "PERSEUS_NO_SUCH_NAME": 1}])
+@pytest.mark.parametrize("mpirun", MPIRUN, ids=["Open MPI", "MPICH"])
+def test_switched_off_a_script_for_torchs_launcher_still_starts_under_plain_mpirun(
+    python, mpirun, wrong, face, tmp_path
+):
+    """With torch's variables from us, and nothing else of ours: no setting is looked at."""
+    script = "from paceline import communicator\n" + OFF.replace("FACE", face)
+    result = run([*mpirun, "-np", 2, python, "-c", script, tmp_path], PACELINE_DISABLE=1, **wrong)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "paceline" not in result.stdout + result.stderr
+    expect_same_gradients(tmp_path, 2)
+
+
+@pytest.mark.parametrize(("switch", "starts"), [({"PACELINE_DISABLE": 1}, True), ({}, False)])
+def test_switched_off_no_library_is_needed(python, tmp_path, switch, starts):
+    """A script that has torch's variables from elsewhere goes on."""
+    script = "import paceline.torch, sys, pathlib; pathlib.Path(sys.argv[1]).touch()"
+    mark = tmp_path / "imported"
+    command = [*MPIRUN[0], "-np", 1, python, "-c", script, mark]
+    result = run(command, PACELINE_LIBRARY=tmp_path / "none.so", **switch)
+    assert mark.exists() == starts == (result.returncode == 0), result.stderr
+    assert ("LibraryNotFoundError" in result.stderr) != starts, result.stderr
+
+
 def test_a_script_for_torchs_launcher_under_srun(python, free_port, tmp_path):
     processes = [
         subprocess.Popen(

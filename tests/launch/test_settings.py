@@ -38,6 +38,18 @@ def test_flows(sums, flows):
         assert sent([found]) == pytest.approx(4 / 3, rel=0.001)
 
 
+def test_what_only_cuda_tensors_get_is_mentioned_once_by_the_c_abi_too(paceline, python, tmp_path):
+    """On rank 0, with the first gradients."""
+    asked = {"PACELINE_CODEC": "int8", "PERSEUS_ALLREDUCE_STREAMS": 4}
+    result = run([paceline, "run", "-np", 2, "--", python, SUMS, tmp_path, 1, 1], **asked)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stderr.count("warning: ") == 2, result.stderr
+    for name, value in asked.items():
+        assert result.stderr.count(f"[paceline 0] warning: {name}={value} is built for CUDA tensors; ") == 1, (
+            result.stderr
+        )
+
+
 @pytest.mark.parametrize(("checksum", "has_sums"), [("on", True), ("off", False), ("auto", False)])
 def test_checksums(paceline, python, tmp_path, checksum, has_sums):
     """Everything that has a payload has its sum beside it on the wire, or nothing has."""
@@ -124,6 +136,63 @@ def test_what_is_known_but_not_built_is_mentioned_once_on_rank_0(paceline, pytho
     for rank in range(3):
         assert f"rank {rank} size 3 " in result.stdout, result.stdout + result.stderr
     expect_one_warning_each(asked, result.stdout + result.stderr)
+
+
+#: What makes a rank's communicator; DDP's by its model.
+MAKES = {
+    "C ABI": "from paceline import communicator; communicator.Communicator(timeout=60)",
+    "paceline.torch": (
+        "import paceline.torch, torch, torch.distributed as dist; dist.init_process_group('gloo'); "
+        "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))"
+    ),
+}
+STOPPED = """
+import os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+try:
+    MAKES
+except Exception as error:
+    (folder / "new").mkdir(exist_ok=True)
+    mine = folder / "new" / os.environ["RANK"]
+    mine.write_text(f"{type(error).__name__}: {error}")
+    mine.rename(folder / os.environ["RANK"])
+    end = time.monotonic() + 20  # who leaves first has the others ended
+    while time.monotonic() < end and not all((folder / str(r)).exists() for r in range(int(os.environ["WORLD_SIZE"]))):
+        time.sleep(0.01)
+    raise
+"""
+WRONG = {
+    "unknown": ({"PACELINE_CODECS": "fp16"}, "PACELINE_CODECS is not a setting; did you mean PACELINE_CODEC?"),
+    "like nothing": ({"LIGHT_WEIGHT_CHAMPIONSHIP": 1}, "LIGHT_WEIGHT_CHAMPIONSHIP is not a setting; unset it"),
+    "out of range": (
+        {"LIGHT_TOPK_RATIO": 1.5},
+        "LIGHT_TOPK_RATIO='1.5' is not above 0 and at most 1; set it so, or unset it",
+    ),
+    "two names of one": (
+        {"HOROVOD_HIERARCHICAL_ALLREDUCE": 1, "LIGHT_2D_ALLREDUCE": 1, "PERSEUS_ALLREDUCE_MODE": 0},
+        "LIGHT_2D_ALLREDUCE and PERSEUS_ALLREDUCE_MODE contradict each other (two_level against ring); "
+        "unset one of them",
+    ),
+    "codec and plan": (
+        {"PACELINE_CODEC": "fp16", "PACELINE_ALGORITHM": "tree"},
+        "PACELINE_CODEC asks for fp16 and PACELINE_ALGORITHM for the plan 'tree', which carries elements as they are; "
+        "unset one of them",
+    ),
+}
+
+
+@pytest.mark.parametrize("face", MAKES)
+@pytest.mark.parametrize(("settings", "sentence"), WRONG.values(), ids=WRONG)
+def test_a_wrong_setting_stops_every_rank(paceline, python, tmp_path, face, settings, sentence):
+    """By an error that names the variable and says what to do."""
+    (tmp_path / "script.py").write_text(STOPPED.replace("MAKES", MAKES[face]))
+    result = run([paceline, "run", "-np", 2, "--", python, tmp_path / "script.py", tmp_path], **settings)
+    assert result.returncode != 0, result.stdout + result.stderr
+    for rank in range(2):
+        said = tmp_path / str(rank)
+        assert said.exists(), f"rank {rank} went on\n{result.stdout}{result.stderr}"
+        assert said.read_text().startswith(f"InvalidArgumentError: {sentence}"), said.read_text()
+    assert sentence in result.stderr, result.stderr
 
 
 SPAWNED = """

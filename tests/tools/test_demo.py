@@ -76,7 +76,9 @@ def check_rounds(runs):
 
 def check_bytes(runs):
     """What plans and rings said beforehand is what the links carried, barriers and retransmissions aside."""
-    assert runs["no-communication"]["bytes_predicted"] == 0
+    alone = runs["no-communication"]
+    assert alone["bytes_predicted"] == 0
+    assert alone["bytes_measured"] < 10e3, "a barrier's kilobyte, and no gradient"
     exact = 4 * 21_111_818  # two ranks: each gives its gradients' bytes away once
     for name, share in (("gloo", 1), ("gloo-fp16", 1 / 2), ("paceline-exact", 1), ("paceline-fp16", 1 / 2)):
         assert runs[name]["bytes_predicted"] == pytest.approx(share * exact, rel=0.06), name  # headers: 4.5 %
@@ -84,6 +86,75 @@ def check_bytes(runs):
     for name in NAMES[1:]:
         off = runs[name]["bytes_measured"] - runs[name]["bytes_predicted"]
         assert -0.06 * runs[name]["bytes_predicted"] < off < 0.06 * runs[name]["bytes_predicted"] + 60e3, name
+
+
+def test_the_demo_compares_seven_ways_on_two_clusters():
+    """What `./dev demo` runs where nothing is asked for: README's figures are of that."""
+    args = demo.make_parser().parse_args([])
+    assert args.clusters == ["4x1", "2x2"] and args.rate == "1gbit"
+    assert args.variants == NAMES and args.out == ROOT / "build" / "demo"
+    assert args.rounds >= 3 and args.steps >= 1 and args.budget * 2 <= args.timeout
+
+
+def test_a_cluster_is_started_as_it_was_asked_for(tmp_path, monkeypatch):
+    """The lab's nodes, ranks and rate, and compare.py's part of the time."""
+    args = demo.make_parser().parse_args(["--rate", "200mbit", "--budget", "100", "--variants", *NAMES[:2]])
+    started = []
+
+    def run(command, **_):
+        started.append(command)
+        (tmp_path / "ranks-2x2.json").write_text('{"runs": []}')
+        (tmp_path / "lab-2x2.json").write_text('{"links": []}')
+        return types.SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(demo, "program", lambda: Path("paceline"))
+    monkeypatch.setattr(demo.subprocess, "run", run)
+    made = demo.run_cluster(2, 2, args, tmp_path)
+    assert made == {"runs": [], "nodes": 2, "slots": 2, "lab": {"links": []}}
+    (command,) = started
+    assert command[:8] == ["paceline", "lab", "--nodes", "2", "--slots", "2", "--rate", "200mbit"]
+    ranks = command[command.index("--") + 1 :]
+    assert ranks[1] == str(DEMO / "compare.py") and ranks[ranks.index("--budget") + 1] == "50.0"
+    chosen = ranks.index("--variants")
+    assert ranks[chosen + 1 : chosen + 3] == NAMES[:2]
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    """A job of one rank, for what DistributedDataParallel is told when it is made."""
+    store = compare.dist.FileStore(str(tmp_path / "store"), 1)
+    compare.dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    compare.dist.destroy_process_group()
+
+
+def test_the_model_has_more_than_ten_million_parameters():
+    model = compare.train.build_model()
+    assert sum(p.numel() for p in model.parameters()) == 21_111_818 > 10e6
+    data = compare.train.Digits()
+    assert model(data.batch(0, 0)[0]).shape == (compare.train.BATCH, 10), "and is the digits'"
+
+
+def test_torch_s_hooks_are_given_what_they_need(one_rank, monkeypatch):
+    """Each hook's own settings, asked of the models that carry it: a rival that is held back is no comparison."""
+    small = compare.train.build_model
+    monkeypatch.setattr(compare.train, "build_model", lambda seed: small(seed, depth=1))
+    peers = {"power_rank": 4, "fp16_bucket_mb": 25}
+    made = {variant.name: variant.model for variant in compare.make_variants(NAMES[:4], peers)}
+    assert list(made) == NAMES[:4]
+    hooks = {name: [(hook.__name__, state) for hook, state in model._comm_hooks] for name, model in made.items()}
+    assert hooks["no-communication"] == [("leave_alone", None)] and hooks["gloo"] == []
+    # Without a group of its own a hook would use the job's: the variants' messages would meet there.
+    ((name, group),) = hooks["gloo-fp16"]
+    assert name == "fp16_compress_hook" and group is made["gloo-fp16"].process_group
+    ((name, state),) = hooks["gloo-powersgd"]
+    assert name == "powerSGD_hook" and state.process_group is made["gloo-powersgd"].process_group
+    assert (state.matrix_approximation_rank, state.start_powerSGD_iter) == (4, 2)
+    assert state.use_error_feedback and state.warm_start, "as its authors recommend"
+    assert [made[name].bucket_bytes_cap >> 20 for name in ("gloo-fp16", "gloo-powersgd")] == [25, 1000]
+    assert all(model.gradient_as_bucket_view for model in made.values())
+    smaller = compare.make_variants(["gloo-fp16"], {**peers, "fp16_bucket_mb": 4})[0].model
+    assert smaller.bucket_bytes_cap == 4 << 20
 
 
 def cluster(**steps):
@@ -120,6 +191,23 @@ def test_a_floor_is_the_cores_or_the_link():
         {"no-communication": 1, "gloo": 10 / 44, "paceline-fp16": 10 / 24, "paceline-topk": 10 / 23}
     )
     assert runs["gloo"]["samples_per_s"] == pytest.approx(4 * 16 / 0.44)
+
+
+def test_a_row_of_the_result_is_a_variant_on_a_cluster():
+    """In the clusters' order, and with the keys that readers of result.json know, of all that was measured."""
+    square = cluster(no_communication=(0.1, 0), gloo=(0.44, 19e6), paceline_topk=(0.23, 950e3))
+    line = {**cluster(no_communication=(0.2, 0), gloo=(0.8, 28e6)), "nodes": 4, "slots": 1}
+    for made in (line, square):
+        demo.add_floors(made)
+    rows = demo.result_rows([line, square])
+    assert [(row["nodes"], row["slots"], row["name"]) for row in rows] == [
+        *((4, 1, name) for name in ("no-communication", "gloo")),
+        *((2, 2, name) for name in ("no-communication", "gloo", "paceline-topk")),
+    ]
+    assert all(row.keys() == KEYS for row in rows)
+    assert [row["samples_per_s"] for row in rows] == pytest.approx([64 / s for s in (0.2, 0.8, 0.1, 0.44, 0.23)])
+    assert [row["bytes_predicted"] for row in rows] == [0, 28e6, 0, 19e6, 950e3]
+    assert rows[3]["floor_share"] == pytest.approx(0.5) and rows[3]["share_of_no_comm"] == pytest.approx(10 / 44)
 
 
 def test_what_disturbs_a_round_meets_both_sides():

@@ -1,4 +1,4 @@
-"""Which sources clang-tidy looks at in every run of the tests."""
+"""Which sources clang-tidy looks at in every run of the tests, and which files the quick checks."""
 
 import subprocess
 import sys
@@ -51,3 +51,25 @@ def test_what_nobody_has_committed_yet_comes_first(commit, monkeypatch):
     (lint.ROOT / "new.cc").write_text("int y;\n")
     (lint.ROOT / "old.cc").write_text("int y;\n")
     assert looked_at() == ["new.cc", "old.cc"]
+
+
+@pytest.mark.parametrize("name", ["a.cc", "a.h", "a.cu", "a.cuh"])
+def test_the_device_s_code_has_the_same_form(commit, name):
+    commit(name)
+    assert lint.clang_format(fix=False) == []
+    (lint.ROOT / name).write_text("int   x ;\n")
+    problems = lint.clang_format(fix=False)
+    assert problems and all(f"{name}:1:" in problem for problem in problems)
+    lint.clang_format(fix=True)
+    assert (lint.ROOT / name).read_text() == "int x;\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["a.cc", "a.cuh", "sub/a.cu", "sub/a.toml", ".ci/run", "dev", "CMakeLists.txt", "a.md"]
+)
+def test_promises_are_found_wherever_people_write(commit, name):
+    (lint.ROOT / name).parent.mkdir(exist_ok=True)
+    commit(name)
+    assert lint.forbidden_words() == []
+    (lint.ROOT / name).write_text("int x;\n# " + "TO" + "DO: mend it\n")
+    assert lint.forbidden_words() == [f"{name}:2: # " + "TO" + "DO: mend it"]

@@ -43,7 +43,11 @@ def test_a_second_run_forgives_what_was_late_but_no_sanitizers_report(tmp_path, 
     monkeypatch.setattr(run_suites, "build_all", lambda *_: run_suites.Tally())
     monkeypatch.setattr(sys, "argv", ["run_suites.py"])
     assert run_suites.main() == (0 if "0 failed" in last else 1)
-    assert capfd.readouterr().out.splitlines()[-1] == last
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[-1] == last
+    forgiven = ["==> 1 failed at first and passed in a second run:", "     pytest:once: test_once.test_d"]
+    assert (lines[-4:-2] == forgiven) == (said == "nothing"), "by name, where one looks"
+    assert ("second run:" in "".join(lines)) == (said == "nothing")
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,34 @@ def test_a_second_run_is_for_the_few_that_failed(tmp_path, monkeypatch, capfd, f
     assert ("once more" in capfd.readouterr().out) == (runs > 1)
 
 
+def test_of_those_that_ran_twice_only_the_forgiven_are_named(tmp_path, monkeypatch, capfd):
+    """Not what failed twice, nor a suite's that died in its second run; a check without tests is named itself."""
+    monkeypatch.setattr(run_suites, "OUT", tmp_path / "results")
+    (tmp_path / "test_twice.py").write_text(
+        ONCE.format("") + "def test_always(): raise ValueError('wrong')\n"  # test_d passes the second time
+    )
+    (tmp_path / "test_dies.py").write_text(
+        ONCE.format("")
+        + "import os\ndef test_e():\n    if marker_of().exists(): os._exit(7)\n    marker_of().touch()\n"
+        "def marker_of(): return pathlib.Path(__file__).with_suffix('.first')\n"
+    )
+    marker = tmp_path / "ran"
+    script = f"import pathlib, sys\np = pathlib.Path({str(marker)!r})\nif not p.exists(): p.touch(); sys.exit(1)\n"
+    suites = [
+        run_suites.pytest_suite("twice", sys.executable, [str(tmp_path / "test_twice.py")]),
+        run_suites.pytest_suite("dies", sys.executable, [str(tmp_path / "test_dies.py")]),
+        run_suites.Suite("walk", [sys.executable, "-c", script]),
+    ]
+    monkeypatch.setattr(run_suites, "all_suites", lambda: suites)
+    monkeypatch.setattr(run_suites, "build_all", lambda *_: run_suites.Tally())
+    monkeypatch.setattr(sys, "argv", ["run_suites.py"])
+    assert run_suites.main() == 1
+    lines = capfd.readouterr().out.splitlines()
+    begin = lines.index("==> 2 failed at first and passed in a second run:")
+    assert lines[begin + 1 : -2] == ["     pytest:twice: test_twice.test_d", "     walk"]
+    assert "==> failed: pytest:twice, pytest:dies" in lines
+
+
 #: In a property's words, a sanitizer's, and nothing of the kind. Hypothesis has its say itself.
 PROPERTY = "hypothesis.given(strategies.integers())(lambda x: 1 / (x - x))()"
 FOUND = [
@@ -139,6 +171,20 @@ def test_every_file_of_torchs_is_in_one_suite():
 def test_what_takes_much_memory_runs_alone():
     suites = run_suites.all_suites()
     assert {suite.name for suite in suites if suite.alone} >= {f"cpp:{name}" for name in run_suites.HUNGRY}
+    large = [suite for suite in suites if "tests/torch/test_large.py" in suite.command]
+    assert [suite.name for suite in large] == ["pytest:torch-timed", "pytest:torch-1.13-timed"], "with every torch"
+    assert all(suite.alone for suite in large)
+
+
+def test_modules_with_threads_run_under_thread_sanitizer():
+    """In every run those that it can afford, the front ends' queue among them; with --instrumented all."""
+    every = run_suites.IN_EVERY_RUN["tsan"]
+    assert set(every) <= set(run_suites.THREADED)
+    assert {"agreement", "engine", "wire_tcp", "wire_shm", "base"} <= set(every)
+    for name in run_suites.THREADED:
+        suite = run_suites.Suite(f"tsan:{name}_test", [])
+        assert run_suites.is_wanted(suite, instrumented=True)
+        assert run_suites.is_wanted(suite, instrumented=False) == (name in every)
 
 
 @pytest.mark.parametrize(

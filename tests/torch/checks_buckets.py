@@ -11,6 +11,7 @@ from models import assert_same_on_all_ranks, paceline_off, pair, train
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
+from paceline import _state
 from paceline._torch import cores
 from paceline._torch.ddp import attachment_of
 
@@ -240,6 +241,36 @@ def a_share_of_all_gradients():
         assert_about(buckets(DistributedDataParallel(Chain())), 3 * MIB)
     with setting("PACELINE_FUSION_BUCKETS", 6), threshold(3 * MIB):
         assert_about(buckets(DistributedDataParallel(Chain())), 2 * MIB)
+
+
+@contextlib.contextmanager
+def face(name):
+    """As under another import: whose family of variables comes first."""
+    before, _state.face = _state.face, name
+    try:
+        yield
+    finally:
+        _state.face = before
+
+
+@check
+def of_two_families_the_first_has_the_size():
+    """As for one setting: PACELINE_*, the face's own, the other families, HOROVOD_*."""
+    quarter, each = LAYERS // 4 * LAYER, LAYER
+    perseus, horovod = ("PERSEUS_ALLREDUCE_FUSION", 4), ("HOROVOD_FUSION_THRESHOLD", 0)
+    tiacc = ("TIACC_TRAINING_FUSION_THRESHOLD", 1)
+    for name, first, second, size in (
+        ("perseus", perseus, horovod, quarter),
+        ("paceline", perseus, horovod, quarter),
+        ("perseus", perseus, tiacc, quarter),
+        ("tiacc_training", perseus, tiacc, each),
+        ("horovod", perseus, horovod, each),
+        ("perseus", perseus, ("PACELINE_FUSION_THRESHOLD", 0), each),
+        ("horovod", ("PACELINE_FUSION_BUCKETS", 4), horovod, quarter),
+        ("paceline", perseus, tiacc, each),  # neither comes first: the smaller
+    ):
+        with face(name), setting(*first), setting(*second):
+            assert_about(buckets(DistributedDataParallel(Chain())), size)
 
 
 @check

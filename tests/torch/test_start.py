@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from ranks import free_port
-from support import HERE, MODERN, ROOT, Launch, as_in_a_wheel, environment
+from support import HERE, MODERN, ROOT, SIMULATED, Launch, as_in_a_wheel, environment
 
 SCRIPT = str(HERE / "script_plain.py")
 # Debian's torch 1.13 on Python 3.11 can't start a job whose redirects are one number: a mapping works.
@@ -106,6 +106,115 @@ def test_a_setting_without_effect_is_warned_of_once():
     code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", HOROVOD_CYCLE_TIME="0")
     expect(code, output, "paceline")
     assert output.count("HOROVOD_CYCLE_TIME is known but has no effect yet") == 1, output
+
+
+#: What is wrong, and the sentence that says what to do.
+WRONG = [
+    ({"PACELINE_TOPK_RATIOS": "0.1"}, "PACELINE_TOPK_RATIOS is not a setting; did you mean PACELINE_TOPK_RATIO?"),
+    (
+        {"PACELINE_TOPK_RATIO": "7"},
+        "PACELINE_TOPK_RATIO='7' is not above 0 and at most 1; set it so, or unset it",
+    ),
+    (
+        {"PACELINE_SECRET": "0123456789abcdef", "PACELINE_SECRET_FILE": "/dev/null"},
+        "PACELINE_SECRET and PACELINE_SECRET_FILE are both set; unset one of them",
+    ),
+]
+WRONG_IDS = ["unknown", "out of range", "contradictory"]
+
+
+def alone(backend="gloo", **extra):
+    """A job of one rank, whose models keep torch's way."""
+    lines = (
+        "import paceline.torch, torch, torch.distributed as dist",
+        f"dist.init_process_group({backend!r}, store=dist.HashStore(), rank=0, world_size=1)",
+        "for _ in range(2):",
+        "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))",
+        "    model(torch.ones(1, 4)).sum().backward()",
+        "print('trained')",
+    )
+    return start([sys.executable, "-c", "\n".join(lines)], **extra)
+
+
+@pytest.mark.parametrize(("settings", "sentence"), WRONG, ids=WRONG_IDS)
+def test_a_wrong_setting_ends_a_job_of_one_rank(settings, sentence):
+    code, output = alone(**settings)
+    assert code != 0 and "trained" not in output, output
+    assert f"InvalidArgumentError: {sentence}" in output, output
+    code, output = alone(**settings, PACELINE_DISABLE="1")
+    assert code == 0 and output == "trained\n", output
+
+
+@pytest.mark.parametrize("backend", ["gloo", "paceline"])
+@pytest.mark.parametrize(("switch", "times"), [({}, 1), ({"PACELINE_QUIET": "1"}, 0)])
+def test_a_setting_without_effect_is_warned_of_once_by_one_rank(backend, switch, times):
+    """Also where its process group has warned before the model does."""
+    code, output = alone(backend, HOROVOD_CYCLE_TIME="0", **switch)
+    assert code == 0 and "trained" in output, output
+    warning = "[paceline 0] warning: HOROVOD_CYCLE_TIME is known but has no effect yet; the job goes on without it"
+    assert output.count("HOROVOD_CYCLE_TIME") == times == output.count(warning), output
+
+
+def test_a_setting_without_effect_is_not_warned_of_when_switched_off():
+    code, output = alone(HOROVOD_CYCLE_TIME="0", PACELINE_DISABLE="1")
+    assert code == 0 and output == "trained\n", output
+
+
+#: What only CUDA tensors get, and what is said of it where gradients are the CPU's.
+CUDA_ALONE = [
+    ({"PACELINE_CODEC": "int8"}, "PACELINE_CODEC=int8", "those of the CPU travel exactly: use fp16 or topk for them"),
+    (
+        {"LIGHT_TOPK_ALLREDUCE": "1", "PACELINE_TOPK_MOMENTUM": "0.9"},
+        "PACELINE_TOPK_MOMENTUM=0.9",
+        "those of the CPU travel by top-k without a momentum: leave it to the optimizer",
+    ),
+    *(
+        ({name: "3"}, f"{name}=3", "it changes nothing for those of the CPU, whose pieces overtake each other anyway")
+        for name in (
+            "PACELINE_LANES",
+            "PERSEUS_ALLREDUCE_STREAMS",
+            "TIACC_TRAINING_NUM_NCCL_STREAMS",
+            "HOROVOD_NUM_NCCL_STREAMS",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "asked", "happens"), CUDA_ALONE, ids=[asked for _, asked, _ in CUDA_ALONE])
+def test_what_only_cuda_tensors_get_is_warned_of_where_gradients_are_the_cpus(settings, asked, happens):
+    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", **settings)
+    expect(code, output, "paceline")
+    warning = f"[paceline 0] warning: {asked} is built for CUDA tensors; {happens}"
+    assert output.count("warning: ") == 1 == output.count(warning), output
+
+
+@pytest.mark.parametrize(
+    "settings", [{"PACELINE_CODEC": "fp16", "PACELINE_LANES": "1"}, {"PACELINE_LANES": "3", "PACELINE_QUIET": "1"}]
+)
+def test_nothing_is_warned_of_where_nothing_is_lost_or_nobody_wants_to_hear(settings):
+    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", **settings)
+    expect(code, output, "paceline")
+    assert "warning: " not in output, output
+
+
+def test_the_line_at_the_start_says_whose_int8_is():
+    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", PACELINE_CODEC="int8")
+    expect(code, output, "paceline")
+    assert "exact (PACELINE_CODEC=int8 is for CUDA tensors): 2 ranks on 1 node" in output, output
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"PACELINE_CODEC": "int8", "HOROVOD_NUM_NCCL_STREAMS": "3"},
+        {"PACELINE_CODEC": "topk", "PACELINE_TOPK_MOMENTUM": "0.9", "PACELINE_LANES": "3"},
+    ],
+)
+def test_what_cuda_tensors_get_is_not_warned_of_where_they_do(settings):
+    assert SIMULATED.exists(), f"{SIMULATED} is not built: ./dev build"
+    done = Launch("simulated_step.py", 2, timeout=60, **settings).end()
+    for log in done.logs:
+        assert "trained by the path for CUDA tensors" in log and "warning: " not in log, done.everything()
 
 
 @pytest.mark.parametrize("most", ["0", "4096"])

@@ -122,7 +122,7 @@ def print_table(clusters: list[dict]) -> None:
             )
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "demo")
     parser.add_argument("--rate", default="1gbit")
@@ -134,6 +134,11 @@ def main() -> None:
         "--budget", type=float, default=480, help="seconds of training in all; a slow machine trains less"
     )
     parser.add_argument("--timeout", type=float, default=1200, help="seconds a cluster may take")
+    return parser
+
+
+def main() -> None:
+    parser = make_parser()
     args = parser.parse_args()
     if "no-communication" not in args.variants:
         parser.error("--variants: no-communication is what the others are compared with")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from pathlib import Path
 
 import matplotlib
@@ -102,10 +101,9 @@ def figure(cluster: dict):
 
 
 def png(fig) -> bytes:
-    buffer = io.BytesIO()
-    fig.savefig(buffer, format="png", dpi=110)
+    picture = output.drawn(fig)
     plt.close(fig)
-    return buffer.getvalue()
+    return picture
 
 
 def table(cluster: dict) -> str:

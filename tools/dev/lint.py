@@ -21,6 +21,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline") / "tidy"
+#: What clang-format shapes: clang-tidy, which needs a compile command of clang's, leaves the device's code out.
+CPP = ("*.cc", "*.h", "*.cu", "*.cuh")
+#: Where words must not stand: whatever people write, the programs without a suffix among it.
+TEXT = (*CPP, "*.py", "*.sh", "*.md", "*.txt", "*.toml", "dev", ".ci/run", "CMakeLists.txt", "*.cmake")
 #: What `--recent` looks at, newest first.
 LAST_COMMITS, MOST_RECENT = 10, 12
 #: Promises and traces that have no place in a finished tree.
@@ -41,7 +45,7 @@ def tracked(*patterns: str) -> list[Path]:
 
 
 def clang_format(fix: bool) -> list[str]:
-    files = tracked("*.cc", "*.h")
+    files = tracked(*CPP)
     if fix:
         subprocess.run(["clang-format", "-i", *map(str, files)], cwd=ROOT, check=True)
         return []
@@ -73,7 +77,7 @@ def ruff(fix: bool) -> list[str]:
 
 def forbidden_words() -> list[str]:
     problems = []
-    for path in tracked("*.cc", "*.h", "*.py", "*.sh", "*.md", "*.txt", "dev", "CMakeLists.txt", "*.cmake"):
+    for path in tracked(*TEXT):
         if path == Path(__file__).resolve():
             continue
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):

@@ -2,7 +2,8 @@
 """Runs every test suite of the tree and sums up: the work behind `./dev test`.
 
 Each suite is a command that leaves JUnit XML, or a check that counts as one test. Builds come first, at full speed;
-then suites run two at a time. The last line is 'N passed, N failed'; the one before says how many could not run here.
+then suites run two at a time. The last line is 'N passed, N failed'; the one before says how many could not run here,
+and before both stand the tests that a second run forgave, by name.
 
     run_suites.py [--only REGEX] [--instrumented] [--list] [--jobs N]
 """
@@ -40,15 +41,16 @@ WENT_WRONG = re.compile(
 COUNTS = re.compile(r"^\d+ jobs: .*$", re.MULTILINE)
 #: The files that make sense with torch 1.13: the others need packages of the newer torch.
 _OLD = (
-    *("arrivals", "buckets", "codecs", "ddp", "faults", "group", "killed_ranks", "lost_ranks", "models", "older"),
-    *("overlap", "restart", "shared_pages", "start"),
+    *("arrivals", "buckets", "codecs", "ddp", "faults", "group", "killed_ranks", "large", "lost_ranks", "models"),
+    *("older", "overlap", "restart", "shared_pages", "start"),
 )
 TORCH_1_13 = [f"tests/torch/test_{name}.py" for name in _OLD]
-#: Of torch's the files that bound how soon a rank hears of another's end: they want the machine.
+#: Of torch's the files that want the machine: they bound how soon a rank hears of another's end, or take its memory.
 _TIMED = ("aborts", "faults", "guard", "killed_ranks", "lost_ranks", "overlap", "restart")
-TIMED = [f"tests/torch/test_{name}.py" for name in _TIMED]
+_LARGE = ("large",)
+TIMED = [f"tests/torch/test_{name}.py" for name in (*_TIMED, *_LARGE)]
 #: Modules with threads or with memory that several processes share: what ThreadSanitizer is for.
-THREADED = ("base", "codec", "wire_shm", "wire_tcp", "bootstrap", "engine", "capi", "gpu")
+THREADED = ("base", "codec", "wire_shm", "wire_tcp", "bootstrap", "engine", "capi", "gpu", "agreement")
 #: They take half of a small machine's memory: beside others they would be skipped, or take it from them.
 HUNGRY = ("capi_large_test",)
 #: What every run instruments: the code that takes bytes from strangers, and its threads. --instrumented: all.
@@ -59,7 +61,7 @@ FUZZED = (
 )
 IN_EVERY_RUN = {
     "asan": ("base", "bootstrap", "wire_protocol", "wire_tcp", "wire_shm", "codec", "engine"),
-    "tsan": ("base", "codec", "wire_tcp", "wire_shm", "engine"),
+    "tsan": ("base", "codec", "wire_tcp", "wire_shm", "engine", "agreement"),
     "fuzz": FUZZED,
 }
 #: Half of a suite's time under a sanitizer, for what other tests of it show too; --instrumented runs them.
@@ -223,6 +225,13 @@ def what_failed(suite: Suite, log: Path) -> list[str]:
             text = (trouble.text or trouble.get("message") or "").strip().splitlines()
             lines += [f"{case.get('classname')}.{case.get('name')}", *(f"  {line}" for line in gist(text))]
     return lines or log.read_text(errors="replace").splitlines()[-80:]
+
+
+def titles_of_failed(suite: Suite) -> list[str]:
+    """The failed tests of its last run, each with its suite; the suite's name where it died outside of a test."""
+    cases = ET.parse(suite.junit).getroot().iter("testcase") if suite.junit and suite.junit.exists() else []
+    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    return [f"{suite.name}: {case.get('classname')}.{case.get('name')}" for case in failed] or [suite.name]
 
 
 def log_of(suite: Suite) -> Path:
@@ -390,15 +399,25 @@ def main() -> int:
         together = [s for s in suites if not s.alone]
         results = list(zip(together, pool.map(run, together)))
     results += [(suite, run(suite)) for suite in suites if suite.alone]
-    finals = []
+    finals, forgiven = [], []
     for suite, tally in results:
         if tally.failed and suite.name != "lint":
+            first = titles_of_failed(suite)
             tally = once_more(suite, tally)
+            again = titles_of_failed(suite) if tally.failed else []
+            if set(again) <= set(first):  # else it went wrong in another way, which forgives nothing
+                forgiven += [title for title in first if title not in again]
         finals.append((suite, tally))
         total.add(tally)
     unhappy = [suite.name for suite, tally in finals if tally.failed]
     if unhappy:
         say(f"==> failed: {', '.join(unhappy)}")
+    if forgiven:
+        say(
+            "\n".join(
+                [f"==> {len(forgiven)} failed at first and passed in a second run:", *(f"     {t}" for t in forgiven)]
+            )
+        )
     say(f"==> {time.monotonic() - started:.0f} s; logs in build/test-results/")
     if total.skipped:
         say(f"==> {total.skipped} skipped: tests that could not run here")

@@ -39,15 +39,20 @@ def fusion_threshold():
 def chosen_size(total):
     """Bytes of a bucket as the user's settings have it for gradients of `total` bytes, 0 for none fused; None: unset.
 
-    PACELINE_FUSION_BUCKETS gives a share of all gradients, PACELINE_FUSION_THRESHOLD the most; with both the smaller
-    holds. Raises InvalidArgumentError that names the variable.
+    PACELINE_FUSION_BUCKETS gives a share of all gradients, PACELINE_FUSION_THRESHOLD the most. With both the one whose
+    variable's family comes first holds, as for one setting: HOROVOD_FUSION_THRESHOLD=0 stands in every job's command
+    line and must not undo what the face's own variable asks for. Of equal families the smaller holds. Raises
+    InvalidArgumentError that names the variable.
     """
+    chosen = []
     limit = fusion_threshold()
-    chosen = [limit] if core.setting_source("fusion_threshold", _state.face) else []
+    if core.setting_source("fusion_threshold", _state.face):
+        chosen.append((core.setting_precedence("fusion_threshold", _state.face), limit))
     count = core.setting("fusion_buckets", _state.face)
     if count != "auto":
-        chosen.append(-(-total // int(count)) if int(count) else 0)
-    return min(chosen) if chosen else None
+        share = -(-total // int(count)) if int(count) else 0
+        chosen.append((core.setting_precedence("fusion_buckets", _state.face), share))
+    return min(chosen)[1] if chosen else None
 
 
 def for_cpu(arguments, process_group):

@@ -107,7 +107,7 @@ class CpuAttachment(Attachment):
             count=flat.numel(),
             reduce_op=core.AVERAGE,
             group=self.endpoint.group,
-            codec=core.CODEC_SETTINGS if buffer.dtype == torch.float32 else core.CODEC_NONE,
+            codec=core.CODEC_SETTINGS,  # whose codec is for float32; all else travels exactly
             segments=segments,
             name=name,
             shape=str(list(buffer.shape)),

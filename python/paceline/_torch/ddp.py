@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch.distributed.utils import _sync_module_states
 
 from paceline import _state
+from paceline import communicator as core
 from paceline._torch import buckets, cpu_ddp, cuda, cuda_ddp, endpoints, lost_ranks, overlap, residuals, same_model
 from paceline._torch.attachment import completed
-from paceline._torch.start_lines import say_once
+from paceline._torch.start_lines import job_rank, say_once
 from paceline.errors import PacelineError, UnsupportedError
 
 _attached = weakref.WeakKeyDictionary()
@@ -121,6 +122,7 @@ def _wrap_constructor(cls):
             except TypeError:
                 original(self, *args, **kwargs)  # raises torch's own sentence
                 raise
+            _check_settings()
             if _compares(given.arguments):
                 same_model.check(
                     given.arguments["module"],
@@ -131,6 +133,13 @@ def _wrap_constructor(cls):
         _remember(self)
 
     cls.__init__ = __init__
+
+
+def _check_settings():
+    """What is wrong with the settings is raised before anything is exchanged, and by one rank, too, which makes no
+    communicator that would look at them: the job that is tried on one rank is the one that runs on many."""
+    if not _state.disabled() and dist.is_initialized():
+        core.warn_of_settings(job_rank(), _state.face)
 
 
 def _make(ddp, original, given):

@@ -1,7 +1,7 @@
 """``import paceline.torch``: DistributedDataParallel travels through Paceline, with no other change of the script.
 
 Registers the process group backend "paceline" for torch.distributed.init_process_group and, under mpirun and srun,
-sets the variables that torch's launcher would have set. PACELINE_DISABLE=1 turns everything off (the
+sets the variables that torch's launcher would have set. PACELINE_DISABLE=1 turns everything but the last off (the
 backend "paceline" is refused then); PACELINE_QUIET=1 silences the start-up line.
 """
 
