@@ -372,8 +372,10 @@ assert "_paceline_patched" not in vars(torch.nn.parallel.DistributedDataParallel
 )
 
 
-@pytest.mark.parametrize("face", ["paceline.torch", "paceline.compat.perseus"])
-@pytest.mark.parametrize("wrong", [{}, {"PACELINE_TOPK_RATIO": 7, "PERSEUS_NO_SUCH_NAME": 1}])
+@pytest.mark.parametrize(
+    ("face", "wrong"),
+    [("paceline.torch", {}), ("paceline.compat.perseus", {"PACELINE_TOPK_RATIO": 7, "PERSEUS_NO_SUCH_NAME": 1})],
+)
 @pytest.mark.parametrize("mpirun", MPIRUN, ids=["Open MPI", "MPICH"])
 def test_switched_off_a_script_for_torchs_launcher_still_starts_under_plain_mpirun(
     python, mpirun, wrong, face, tmp_path
