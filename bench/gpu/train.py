@@ -145,6 +145,7 @@ def table(results):
             lines.append(f"{result['model']:10} {path:22}{cells}  ({len(f['rounds'])} rounds of {f['iterations']})")
         lines += train_phases.lines(result)
         lines += against_ddp(result)
+        lines += against_the_least(result)
         for path, why in result["failed"].items():
             lines.append(f"{result['model']:10} {path:22} failed: {why.strip().splitlines()[-1]}")
     return "\n".join(lines)
@@ -175,6 +176,16 @@ def against_ddp(result):
         text = f"{statistics.median(ratios):.3f} times ddp, in its rounds {min(ratios):.3f} to {max(ratios):.3f}"
         lines.append(f"{result['model']:10} {path:22} {text}")
     return lines
+
+
+def against_the_least(result):
+    """Beside a path without a barrier what no order of its buckets beats: its floor takes the link for always busy."""
+    return [
+        f"{result['model']:10} {path:22} {f['seconds'] / f['least']:.3f} times what no order beats, "
+        f"{f['least'] * 1e3:.1f} ms ({f['least'] / f['floor']:.3f} of the floor)"
+        for path, f in result["paths"].items()
+        if f.get("least")
+    ]
 
 
 def markdown(results):

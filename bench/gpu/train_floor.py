@@ -97,3 +97,22 @@ def without_zero_rows(sizes: list[float], sent: float) -> list[float]:
 def floor_without_barrier(link_bytes_in_all: float, compute: float, line: float) -> float:
     """Where each layer's next forward pass waits for its own update only: computing, or keeping the link busy."""
     return max(compute, link_bytes_in_all / line)
+
+
+def least_without_barrier(step: dict, whole: float, sent: float, compute: float, line: float) -> float | None:
+    """Seconds that no order of the buckets beats: when gradients come and when layers want them, as one step had it.
+
+    Nothing but the link takes time, and a bucket may stop for another (Jackson's rule: schedule.py). step: what
+    BucketOrder reports; whole: link bytes of all gradients, sent: without rows that stay at home. None: no times noted.
+    """
+    from paceline._torch import schedule
+
+    if "ready" not in step:
+        return None
+    came = sorted(range(len(step["ready"])), key=lambda i: step["ready"][i])
+    shares = [step["length"][i] for i in came]
+    sizes = without_zero_rows([share / sum(shares) * whole for share in shares], sent)
+    ready, tail = ([step[key][i] for i in came] for key in ("ready", "tail"))
+    nothing = [0.0] * len(came)
+    least = schedule.least_seconds(schedule.Step(ready, [size / line for size in sizes], tail, nothing, nothing))
+    return max(compute, least)

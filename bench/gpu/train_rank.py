@@ -396,6 +396,7 @@ class Bench(bench_rank.BenchRank):
             settings = {**os.environ, **self.args.settings, **train_paths.own_settings(path)}
             topk = train_floor.topk_format(settings, self.args.ratio)
             sizes = [train_floor.bucket_bytes(codec, n, self.nodes, topk) for n in trace["elements"]]
+            whole = sum(sizes)
             if name.startswith("none"):
                 sizes = [0.0] * len(sizes)
             elif figures["by_rows"]:
@@ -403,6 +404,8 @@ class Bench(bench_rank.BenchRank):
             figures["predicted"] = sum(sizes)
             if train_paths.without_barrier(path):
                 figures["floor"] = train_floor.floor_without_barrier(sum(sizes), compute, self.line)
+                noted = figures["buckets"] or {}
+                figures["least"] = train_floor.least_without_barrier(noted, whole, sum(sizes), compute, self.line)
                 continue
             traced = sum(trace[part] for part in ("forward_s", "backward_s", "optimizer_s"))
             trace["floor_ready_s"] = train_floor.ready_in_a_stretch(trace["ready_s"], traced, compute)

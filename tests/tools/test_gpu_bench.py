@@ -50,6 +50,23 @@ def test_floor_without_a_barrier_is_the_busier_of_arithmetic_and_link():
     assert train_floor.floor_without_barrier(5e7, 0.1, 1e9) == pytest.approx(0.1)
 
 
+def test_no_order_beats_a_link_that_has_nothing_to_carry():
+    line = 1e9
+    # The last to get ready is wanted first, all the rest of the step after it: the link rests from then on.
+    step = {"ready": [0.00, 0.04], "length": [1.0, 1.0], "tail": [0.01, 0.03]}
+    assert train_floor.least_without_barrier(step, 4e7, 4e7, 0.0, line) == pytest.approx(0.04 + 0.02 + 0.03)
+    # A large one stops for it.
+    step = {"ready": [0.04, 0.00], "length": [1.0, 9.0], "tail": [0.03, 0.01]}
+    assert train_floor.least_without_barrier(step, 1e8, 1e8, 0.0, line) == pytest.approx(0.10 + 0.01)
+    assert train_floor.least_without_barrier(step, 1e8, 1e8, 0.5, line) == 0.5, "the arithmetic"
+    # Rows that stay at home are the last one's.
+    assert train_floor.least_without_barrier(step, 1e8, 9.2e7, 0.0, line) == pytest.approx(0.092 + 0.01)
+    assert train_floor.least_without_barrier({"order": None}, 1e8, 1e8, 0.0, line) is None
+    shown = {"model": "m", "paths": {"fp16-overlap": {"seconds": 0.22, "least": 0.2, "floor": 0.16}, "fp16": {}}}
+    (text,) = train.against_the_least(shown)
+    assert text.endswith("1.100 times what no order beats, 200.0 ms (1.250 of the floor)")
+
+
 def test_bytes_of_the_codecs_on_a_link():
     million = 10**6
     assert train_floor.link_bytes("exact", million, 2) == 4e6
