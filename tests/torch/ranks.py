@@ -1,5 +1,7 @@
 """Runs a file of checks on N ranks: imports torch once, then forks the ranks (an import costs seconds a rank).
 
+As a program it is one such launch; zygote.py makes many after a single import.
+
     ranks.py N FOLDER SCRIPT [ARGUMENT…]
 
 The ranks see what torchrun would set. Rank r's output goes to FOLDER/r.log, its exit status to FOLDER/r.status.
@@ -33,8 +35,7 @@ def child(rank, size, port, folder, script, arguments):
     runpy.run_path(script, run_name="__main__")
 
 
-def main():
-    size, folder, script, arguments = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
+def import_torch():
     import torch
     import torch.distributed
 
@@ -43,9 +44,13 @@ def main():
         import torch._inductor.config
         import torch.distributed.optim
 
+    torch.set_num_threads(1)
+
+
+def run(command):
+    size, folder, script, arguments = int(command[0]), Path(command[1]), command[2], command[3:]
     for name in filter(None, os.environ.get("PREIMPORT", "").split(",")):
         importlib.import_module(name)
-    torch.set_num_threads(1)
     port = free_port()
     pids = []
     for rank in range(size):
@@ -66,10 +71,19 @@ def main():
     sys.exit(1 if worst else 0)
 
 
-if __name__ == "__main__":
+def guarded(main):
     try:
         main()
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
         raise SystemExit(3) from None
+
+
+def main():
+    import_torch()
+    run(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    guarded(main)

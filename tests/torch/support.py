@@ -6,10 +6,10 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+import forked
 import torch
 
 HERE = Path(__file__).parent
@@ -52,11 +52,8 @@ class Launch:
         self.folder = Path(self._folder.name)
         self.ranks = ranks
         self._timeout = timeout
-        command = [sys.executable, str(HERE / "ranks.py"), str(ranks), str(self.folder), str(HERE / script), *arguments]
-        env = environment(CHECKS_REPORT=str(self.folder / "report"), **extra)
-        self._process = subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        command = [str(ranks), str(self.folder), str(HERE / script), *arguments]
+        self._process = forked.launch(command, environment(CHECKS_REPORT=str(self.folder / "report"), **extra))
 
     def end(self):
         try:
