@@ -13,7 +13,7 @@ import zygote
 _PROGRAM = Path(__file__).with_name("zygote.py")
 _READ = 1 << 16
 #: What of its environment a process reads only once it runs a script: everything else must be the zygote's own.
-_LATER = ("PACELINE_", "LIGHT_", "PERSEUS_", "TIACC_TRAINING_", "HOROVOD_", "CHECKS_")
+_LATER = ("PACELINE_", "LIGHT_", "PERSEUS_", "TIACC_TRAINING_", "HOROVOD_", "CHECKS_", "SCRIPT_")
 #: It says which test runs.
 _OURS = "PYTEST_CURRENT_TEST"
 

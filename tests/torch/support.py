@@ -17,6 +17,9 @@ ROOT = HERE.parents[1]
 MODERN = hasattr(torch, "compile")  # torch 2 and later
 _FAMILIES = ("PACELINE_", "LIGHT_", "PERSEUS_", "TIACC_TRAINING_", "HOROVOD_")
 
+#: What triton's bindings say at the end of a process that keeps what it was forked with (zygote.py).
+_NANOBIND = re.compile(r"^(nanobind: .*| - (leaked|\.\.\. skipped) .*|See https://nanobind.*)\n?", re.MULTILINE)
+
 
 def environment(**extra):
     """This process's environment without anybody's settings, and the tree's package on the path."""
@@ -69,7 +72,7 @@ class Launch:
             os.killpg(self._process.pid, signal.SIGKILL)
             output, _ = self._process.communicate()
         self.output = output.decode(errors="replace")
-        self.logs = [self._read(f"{r}.log") for r in range(self.ranks)]
+        self.logs = [self.log(r) for r in range(self.ranks)]
         self.statuses = [self._read(f"{r}.status") for r in range(self.ranks)]
         self.reports = [json.loads(self._read(f"report.{r}") or "{}") for r in range(self.ranks)]
         self._folder.cleanup()
@@ -79,7 +82,7 @@ class Launch:
         return int(self._read(f"{rank}.pid") or 0)
 
     def log(self, rank):
-        return self._read(f"{rank}.log")
+        return _NANOBIND.sub("", self._read(f"{rank}.log"))
 
     def everything(self):
         parts = [f"launcher{' (ran out of time)' if self.hung else ''}: {self.output}"]

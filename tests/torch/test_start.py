@@ -32,6 +32,13 @@ def torchrun(*arguments, module="torch.distributed.run", ranks=2):
     return [*base, *arguments]
 
 
+def forked(line="import paceline.torch", script="script_plain.py", ranks=2, arguments=(), **extra):
+    """The same where no launcher and no order of imports matters: ranks see what torchrun sets, and start at once."""
+    done = Launch(script, ranks, arguments, timeout=120, SCRIPT_IMPORT=line, **extra).end()
+    failed = [status for status in done.statuses if status != "0"]
+    return (int(failed[0] or -1) if failed else 0), "".join(done.logs) + done.output
+
+
 def expect(code, output, hook, backend="gloo"):
     assert code == 0, output
     for rank in (0, 1):
@@ -68,7 +75,7 @@ NODE_PER_RANK = "os.environ['PACELINE_NODE_ID'] = 'node ' + os.environ['RANK']; 
 )
 def test_the_line_at_the_start(line, codec, where, way):
     """How many ranks on how many nodes, started by what; the wire; the plan, the codec, and why this plan."""
-    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT=line, PACELINE_CODEC=codec)
+    code, output = forked(line, PACELINE_CODEC=codec)
     expect(code, output, "paceline")
     said = [text for text in output.splitlines() if text.startswith("paceline: ")]
     why = f"2 ranks on {where}, 4 MiB: \\w.+"
@@ -97,13 +104,13 @@ def test_a_script_that_names_the_backend_says_the_line_once(tmp_path, line, quie
 
 
 def test_quiet():
-    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", PACELINE_QUIET="1")
+    code, output = forked(PACELINE_QUIET="1")
     expect(code, output, "paceline")
     assert "paceline:" not in output, output
 
 
 def test_a_setting_without_effect_is_warned_of_once():
-    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", HOROVOD_CYCLE_TIME="0")
+    code, output = forked(HOROVOD_CYCLE_TIME="0")
     expect(code, output, "paceline")
     assert output.count("HOROVOD_CYCLE_TIME is known but has no effect yet") == 1, output
 
@@ -125,15 +132,7 @@ WRONG_IDS = ["unknown", "out of range", "contradictory"]
 
 def alone(backend="gloo", **extra):
     """A job of one rank, whose models keep torch's way."""
-    lines = (
-        "import paceline.torch, torch, torch.distributed as dist",
-        f"dist.init_process_group({backend!r}, store=dist.HashStore(), rank=0, world_size=1)",
-        "for _ in range(2):",
-        "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))",
-        "    model(torch.ones(1, 4)).sum().backward()",
-        "print('trained')",
-    )
-    return start([sys.executable, "-c", "\n".join(lines)], **extra)
+    return forked("", "script_alone.py", 1, [backend], **extra)
 
 
 @pytest.mark.parametrize(("settings", "sentence"), WRONG, ids=WRONG_IDS)
@@ -183,7 +182,7 @@ CUDA_ALONE = {
 )
 def test_what_only_cuda_tensors_get_is_warned_of_where_gradients_are_the_cpus(asked, beside):
     settings = {**beside, **dict(pair.split("=") for pair in asked)}
-    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", **settings)
+    code, output = forked(**settings)
     expect(code, output, "paceline")
     assert output.count("warning: ") == len(asked), output
     for pair in asked:
@@ -197,7 +196,7 @@ def test_what_only_cuda_tensors_get_is_warned_of_where_gradients_are_the_cpus(as
     "settings", [{"PACELINE_CODEC": "fp16", "PACELINE_LANES": "1"}, {"PACELINE_LANES": "3", "PACELINE_QUIET": "1"}]
 )
 def test_nothing_is_warned_of_where_nothing_is_lost_or_nobody_wants_to_hear(settings):
-    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", **settings)
+    code, output = forked(**settings)
     expect(code, output, "paceline")
     assert "warning: " not in output, output
 
@@ -220,7 +219,7 @@ def test_what_cuda_tensors_get_is_not_warned_of_where_they_do(settings):
 def test_top_k_is_named_where_only_long_parameters_take_it(most):
     """Buckets are parameters then, or those alone that are longer than a bucket."""
     wishes = {"LIGHT_TOPK_ALLREDUCE": "1", "HOROVOD_FUSION_THRESHOLD": most}
-    code, output = start(torchrun(SCRIPT), SCRIPT_IMPORT="import paceline.torch", **wishes)
+    code, output = forked(**wishes)
     expect(code, output, "paceline")
     assert "top-k 1 % from 1048576 bytes on" in output, output
 
@@ -234,7 +233,7 @@ def test_top_k_is_named_where_only_long_parameters_take_it(most):
 )
 def test_light_switches_on_two_nodes_of_two_ranks(wishes, groups):
     nodes = "import os; os.environ['PACELINE_NODE_ID'] = f\"node {int(os.environ['RANK']) // 2}\"; "
-    code, output = start(torchrun(SCRIPT, ranks=4), SCRIPT_IMPORT=nodes + "import paceline.torch", **wishes)
+    code, output = forked(nodes + "import paceline.torch", ranks=4, **wishes)
     lines = [line for line in output.splitlines() if line.startswith("paceline:")]
     assert code == 0 and len(lines) == 1, output
     assert lines[0].startswith("paceline: 4 ranks on 2 nodes"), output

@@ -7,6 +7,7 @@ folder) along with the descriptor that shall be its output, and is told its proc
 When the other end is closed the zygote ends; launches under way do not.
 """
 
+import gc
 import json
 import os
 import signal
@@ -54,6 +55,7 @@ def become(launch, output):
 def main():
     connection = socket.socket(fileno=int(sys.argv[1]))
     ranks.import_torch()
+    gc.freeze()  # a collection in a launch, as at its end, would copy every page of this
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here asks how they ended
     while (asked := receive(connection)) is not None:
         launch, (output,) = asked
@@ -61,10 +63,11 @@ def main():
         if pid == 0:
             connection.close()
             become(launch, output)
-            ranks.run(launch["arguments"])  # leaves by an exception, as ranks.py does
+            ranks.run(launch["arguments"])
             return
         os.close(output)
         send(connection, pid)
+    os._exit(0)
 
 
 if __name__ == "__main__":
