@@ -63,21 +63,43 @@ class Zygote:
             raise RuntimeError(f"the process that launches ranks ended with {self._process.wait()}")
         return Forked(answer[0], output)
 
+    def close(self):
+        self._ours.close()
+        self._process.wait()
+
 
 def early(environment):
     """What of an environment counts as a process starts: launches that differ in it need a process of their own."""
     return {name: value for name, value in environment.items() if name != _OURS and not name.startswith(_LATER)}
 
 
+#: The environment of the last launch that found no zygote, and the newest zygotes, the newest last: what a test imports
+#: may change this process's environment.
+_missed = {}
 _kept = []
+_MOST = 2
+
+
+def _zygote(environment):
+    """One for this environment; None where it is new and may be one test's alone."""
+    for kept in _kept:
+        if kept.early == early(environment):
+            return kept
+    if _kept and _missed != early(environment):
+        _missed.clear()
+        _missed.update(early(environment))
+        return None
+    _kept.append(Zygote(environment))
+    if len(_kept) > _MOST:
+        _kept.pop(0).close()
+    return _kept[-1]
 
 
 def launch(arguments, environment):
-    """A launch of ranks.py: by the zygote of this process, whose environment is its first launch's, or by itself."""
-    if not _kept:
-        _kept.append(Zygote(environment))
-    if early(environment) == _kept[0].early:
-        return _kept[0].launch(arguments, environment)
+    """A launch of ranks.py: by a zygote of this environment, or by itself."""
+    found = _zygote(environment)
+    if found is not None:
+        return found.launch(arguments, environment)
     command = [sys.executable, str(_PROGRAM.with_name("ranks.py")), *arguments]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
