@@ -105,7 +105,7 @@ def least_without_barrier(step: dict, whole: float, sent: float, compute: float,
     Nothing but the link takes time, and a bucket may stop for another (Jackson's rule: schedule.py). step: what
     BucketOrder reports; whole: link bytes of all gradients, sent: without rows that stay at home. None: no times noted.
     """
-    from paceline._torch import schedule
+    from paceline._torch import schedule  # only here: the rest is used where no paceline is on the path
 
     if "ready" not in step:
         return None

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import forked
+import launches
 import torch
 
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ class Launch:
         self.ranks = ranks
         self._timeout = timeout
         command = [str(ranks), str(self.folder), str(HERE / script), *arguments]
-        self._process = forked.launch(command, environment(CHECKS_REPORT=str(self.folder / "report"), **extra))
+        self._process = launches.launch(command, environment(CHECKS_REPORT=str(self.folder / "report"), **extra))
 
     def end(self):
         try:
