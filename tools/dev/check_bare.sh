@@ -12,7 +12,8 @@ keep=0; warm=""; verbs=()
 for argument in "$@"; do
   case "$argument" in
     --keep) keep=1 ;;
-    --warm) warm=$(ccache --get-config cache_dir) || die "--warm lends ccache's folder, and there is no ccache here" ;;
+    --warm) warm=$(ccache --get-config cache_dir) || die "--warm lends ccache's folder, and there is no ccache here"
+      mkdir -p "$warm" ;;  # an installed ccache makes it with its first file
     *) verbs+=("$argument") ;;
   esac
 done
