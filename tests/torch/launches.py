@@ -43,6 +43,10 @@ class Forked:
                 self._output = None
 
 
+class ZygoteLostError(RuntimeError):
+    """No launch was made, for the process that makes them is gone."""
+
+
 class Zygote:
     """A process that has imported torch in this environment, for as long as this one lives."""
 
@@ -56,11 +60,15 @@ class Zygote:
     def launch(self, arguments, environment):
         output, theirs = os.pipe()
         asked = {"arguments": arguments, "environment": environment, "folder": os.getcwd()}
-        zygote.send(self._ours, asked, [theirs])
+        try:
+            zygote.send(self._ours, asked, [theirs])
+            answer = zygote.receive(self._ours)
+        except OSError:  # its end of the connection is gone
+            answer = None
         os.close(theirs)
-        answer = zygote.receive(self._ours)
         if answer is None:
-            raise RuntimeError(f"the process that launches ranks ended with {self._process.wait()}")
+            os.close(output)
+            raise ZygoteLostError(f"the process that launches ranks ended with {self._process.wait()}")
         return Forked(answer[0], output)
 
     def close(self):
@@ -73,34 +81,49 @@ def early(environment):
     return {name: value for name, value in environment.items() if name != _OURS and not name.startswith(_LATER)}
 
 
-#: The environment of the last launch that found no zygote, and the newest zygotes, the newest last: what a test imports
-#: may change this process's environment.
-_missed = {}
-_kept = []
-_MOST = 2
+class Launcher:
+    """Launches of ranks.py: by a zygote of their environment, or by themselves.
+
+    An environment that is new may be one test's alone, so it has a zygote from its second launch in a row on; the very
+    first has one at once.
+    """
+
+    MOST = 2  #: zygotes at a time, each of which holds torch's memory; the newest stay
+
+    def __init__(self):
+        self._missed = None
+        self._kept = []
+
+    def _zygote(self, environment):
+        """One for this environment, or None."""
+        asked = early(environment)
+        for kept in self._kept:
+            if kept.early == asked:
+                return kept
+        if self._kept and self._missed != asked:
+            self._missed = asked
+            return None
+        self._kept.append(Zygote(environment))
+        if len(self._kept) > self.MOST:
+            self._kept.pop(0).close()
+        return self._kept[-1]
+
+    def launch(self, arguments, environment):
+        found = self._zygote(environment)
+        if found is None:
+            command = [sys.executable, str(_PROGRAM.with_name("ranks.py")), *arguments]
+            return subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            return found.launch(arguments, environment)
+        except ZygoteLostError:
+            self._kept.remove(found)  # a test shall know that it died, the next one shall not suffer for it
+            raise
+
+    def close(self):
+        while self._kept:
+            self._kept.pop().close()
 
 
-def _zygote(environment):
-    """One for this environment; None where it is new and may be one test's alone."""
-    for kept in _kept:
-        if kept.early == early(environment):
-            return kept
-    if _kept and _missed != early(environment):
-        _missed.clear()
-        _missed.update(early(environment))
-        return None
-    _kept.append(Zygote(environment))
-    if len(_kept) > _MOST:
-        _kept.pop(0).close()
-    return _kept[-1]
-
-
-def launch(arguments, environment):
-    """A launch of ranks.py: by a zygote of this environment, or by itself."""
-    found = _zygote(environment)
-    if found is not None:
-        return found.launch(arguments, environment)
-    command = [sys.executable, str(_PROGRAM.with_name("ranks.py")), *arguments]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
+launch = Launcher().launch
