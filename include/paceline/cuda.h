@@ -92,8 +92,8 @@ typedef struct paceline_cuda_stats {
   uint64_t saturated;
 } paceline_cuda_stats;
 
-/* 1 when a driver, a device and the stream memory operations are there; 0: `reason` (cut to capacity) names what is
- * missing and the fix. */
+/* 1 when there are a driver of a version that has stream memory operations, and a device; 0: `reason` (cut to capacity)
+ * names what is missing and the fix. Whether the device does them is tried by paceline_cuda_create(). */
 PACELINE_API int paceline_cuda_available(char* reason, size_t capacity);
 /* Collective over the ranks of `comm`, which must outlive the handle and carry nothing else meanwhile. */
 PACELINE_API paceline_code paceline_cuda_create(paceline_comm* comm,

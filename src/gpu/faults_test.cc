@@ -285,9 +285,12 @@ TEST_P(FaultsOf, ALostGpuIsNoticedAndNamed) {
     };
     outcomes[static_cast<size_t>(r)] = p.run();
   });
-  for (const auto& o : outcomes) {
+  for (Rank r = 0; r < cluster.size(); ++r) {
+    const auto& o = outcomes[static_cast<size_t>(r)];
     EXPECT_FALSE(o.status.is_ok());
     EXPECT_NE(o.status.message().find("the GPU is lost"), std::string::npos) << o.status.message();
+    EXPECT_TRUE(r == 1 || o.status.message().find("rank 1") != std::string::npos)
+        << o.status.message();
     EXPECT_TRUE(o.stream_ended);
   }
 }
@@ -440,7 +443,63 @@ TEST(Faults, TooLittleMemorySaysHowMuchOfWhat) {
     EXPECT_EQ(made.status().code(), Code::kResourceExhausted);
     const auto text = made.status().message();
     EXPECT_NE(text.find("4.3 MiB of device memory for encodings"), std::string::npos) << text;
+    EXPECT_NE(text.find("take a smaller batch"), std::string::npos) << text;
   });
+}
+
+/// What goes wrong on rank 1 is said there and, by its name, on rank 0.
+void expect_of_rank_1(Cluster& cluster, const std::function<Status(Path&, Rank)>& body,
+                      const std::string& what) {
+  cluster.run([&](Rank r) {
+    auto made = cluster.create(r);
+    ASSERT_TRUE(made.is_ok()) << made.status().message();
+    auto status = body(**made, r);
+    bool finite = false;
+    if (status) status = (*made)->wait_arrival(10, finite);
+    const auto text = status.message();
+    EXPECT_NE(text.find(what), std::string::npos) << text;
+    EXPECT_NE(text.find("take a smaller batch"), std::string::npos) << text;
+    EXPECT_EQ(text.find("rank 1") != std::string::npos, r != 1) << text;
+    (void)(*made)->destroy();
+  });
+}
+
+Status reduce_small(Path& path, const Tensor& tensor, device::cuda::WireCodec codec) {
+  AllReduce a;
+  a.data = tensor.address();
+  a.count = 1024;
+  a.codec = static_cast<int>(codec);
+  a.name = "bucket";
+  return path.all_reduce(a).status();
+}
+
+TEST(Faults, TooLittleMemoryForResidualsSaysHowMuch) {
+  Cluster cluster({.nodes = 2});
+  expect_of_rank_1(
+      cluster,
+      [&](Path& path, Rank r) {
+        PACELINE_RETURN_IF_ERROR(path.reserve(8U << 20, 8U << 20));
+        const Tensor tensor(cluster, r, 4096);
+        if (r == 1) cluster.machine().fail("mem_alloc", 2, 2, 1);  // the first plane has come
+        return reduce_small(path, tensor, device::cuda::WireCodec::kTopK);
+      },
+      "8.4 MiB of device memory for residuals of error feedback");
+}
+
+TEST(Faults, TooLittlePinnedMemorySaysHowMuch) {
+  Cluster cluster({.nodes = 2});
+  expect_of_rank_1(
+      cluster,
+      [&](Path& path, Rank r) {
+        if (r == 1) {
+          cluster.machine().fail("mem_host_register", 1, 2, 1);
+          cluster.machine().fail("mem_host_alloc", 1, 2, 1);
+        }
+        PACELINE_RETURN_IF_ERROR(path.reserve(64U << 20, 64U << 20));
+        const Tensor tensor(cluster, r, 4096);
+        return reduce_small(path, tensor, device::cuda::WireCodec::kExact);
+      },
+      "136.0 MiB of pinned host memory for encodings of one step");
 }
 
 TEST(Faults, AGpuThatIsLostWhileNothingIsSubmittedIsNoticed) {
@@ -457,6 +516,7 @@ TEST(Faults, AGpuThatIsLostWhileNothingIsSubmittedIsNoticed) {
       status = path.wait_arrival(0, finite);
     }
     EXPECT_NE(status.message().find("the GPU is lost"), std::string::npos) << status.message();
+    EXPECT_TRUE(r == 1 || status.message().find("rank 1") != std::string::npos) << status.message();
     (void)path.destroy();
   });
 }

@@ -370,6 +370,8 @@ assert not communicator.open_communicators()
 assert "_paceline_patched" not in vars(torch.nn.parallel.DistributedDataParallel)
 """,
 )
+# A thread of torch's own Gloo, which trains here, may end the process by std::terminate() while Python ends.
+OFF += "os._exit(0)\n"
 
 
 @pytest.mark.parametrize(

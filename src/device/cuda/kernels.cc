@@ -6,6 +6,7 @@
 #include "device/cuda/codec.h"
 #include "device/cuda/enqueue.h"
 #include "device/cuda/images.h"
+#include "drivers/cuda/loader.h"
 
 namespace paceline::device::cuda {
 namespace {
@@ -22,20 +23,11 @@ constexpr CudaResult kNoBinaryForGpu = 209;
 constexpr CudaResult kInvalidPtx = 218;
 constexpr CudaResult kUnsupportedPtxVersion = 222;
 
-Status failed(const Api& api, CudaResult result, std::string_view what) {
-  const char *name = nullptr, *text = nullptr;
-  if (api.get_error_name != nullptr) api.get_error_name(result, &name);
-  if (api.get_error_string != nullptr) api.get_error_string(result, &text);
-  return {Code::kUnavailable, fmt::format("{}: CUDA error {} ({}: {})", what, result,
-                                          name != nullptr ? name : "unknown",
-                                          text != nullptr ? text : "no description")};
-}
-
 Result<int> attribute(const Api& api, int which, Device device) {
   int value = 0;
   const CudaResult result = api.device_get_attribute(&value, which, device);
   if (result != 0)
-    return failed(api, result, fmt::format("attribute {} of device {}", which, device));
+    return explain(api, result, fmt::format("attribute {} of device {}", which, device));
   return value;
 }
 
@@ -45,7 +37,7 @@ Result<Module> load_image(const Api& api, const Image& image, Device device) {
   if (result == 0) return module;
   if (result != kInvalidImage && result != kNoBinaryForGpu && result != kInvalidPtx &&
       result != kUnsupportedPtxVersion)
-    return failed(api, result, fmt::format("loading {} on device {}", image.file, device));
+    return explain(api, result, fmt::format("loading {} on device {}", image.file, device));
   PACELINE_ASSIGN(const int major, attribute(api, kComputeCapabilityMajor, device));
   PACELINE_ASSIGN(const int minor, attribute(api, kComputeCapabilityMinor, device));
   return Status(
@@ -53,7 +45,7 @@ Result<Module> load_image(const Api& api, const Image& image, Device device) {
       fmt::format("no device code for compute capability {}.{} (device {}): it needs 8.0 or "
                   "later, and a driver that knows this library's PTX ({}); "
                   "PACELINE_CUDA_PATH=torch keeps torch's own all-reduce",
-                  major, minor, device, failed(api, result, image.file).message()));
+                  major, minor, device, explain(api, result, image.file).message()));
 }
 
 class StreamLauncher : public Launcher {
@@ -64,14 +56,14 @@ class StreamLauncher : public Launcher {
 
   Status clear(DevicePtr memory, uint64_t bytes) override {
     const CudaResult result = api_.memset_d8_async(memory, 0, bytes, stream_);
-    return result == 0 ? Status::ok() : failed(api_, result, "clearing a codec's state");
+    return result == 0 ? Status::ok() : explain(api_, result, "clearing a codec's state");
   }
   Status launch(KernelId kernel, uint32_t blocks, uint32_t threads, void* argument) override {
     const int index = static_cast<int>(kernel);
     void* arguments[] = {argument};
     const CudaResult result = api_.launch_kernel(functions_[static_cast<size_t>(index)], blocks, 1,
                                                  1, threads, 1, 1, 0, stream_, arguments, nullptr);
-    return result == 0 ? Status::ok() : failed(api_, result, kKernelNames[index]);
+    return result == 0 ? Status::ok() : explain(api_, result, kKernelNames[index]);
   }
   [[nodiscard]] uint32_t multiprocessors() const override {
     return static_cast<uint32_t>(multiprocessors_);
@@ -118,7 +110,7 @@ Result<Kernels> Kernels::load(const Api& api, Device device, std::span<const Ima
     const CudaResult result = api.module_get_function(&function, module, kKernelNames[i]);
     if (result != 0) {
       kernels.unload();
-      return failed(api, result, kKernelNames[i]);
+      return explain(api, result, kKernelNames[i]);
     }
     kernels.functions_.push_back(function);
   }

@@ -98,7 +98,13 @@ TEST(Kernels, ADeviceWithoutCodeIsNamed) {
   EXPECT_NE(old.message().find("compute capability 7.5 (device 3)"), std::string::npos)
       << old.message();
   load_result = 2;
-  EXPECT_EQ(Kernels::load(api, 0).status().code(), Code::kUnavailable);
+  const Status full = Kernels::load(api, 0).status();
+  EXPECT_EQ(full.code(), Code::kResourceExhausted);
+  EXPECT_NE(full.message().find("take a smaller batch"), std::string::npos) << full.message();
+  load_result = 719;
+  const Status lost = Kernels::load(api, 0).status();
+  EXPECT_EQ(lost.code(), Code::kUnavailable);
+  EXPECT_NE(lost.message().find("see Xid in dmesg"), std::string::npos) << lost.message();
   load_result = 0;
 }
 

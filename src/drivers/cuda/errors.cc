@@ -12,17 +12,28 @@ struct Meaning {
   const char* sentence;
 };
 
+constexpr const char* kBrokenKernel =
+    "a kernel of this process did what a GPU can't, or the GPU is faulty (Xid 13 in dmesg); "
+    "CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer finds it. The process must be started again";
+
 constexpr Meaning kMeanings[] = {
-    {2, Code::kResourceExhausted, "there is not enough memory"},
+    {2, Code::kResourceExhausted,
+     "there is not enough memory: take a smaller batch, give back what torch keeps "
+     "(torch.cuda.empty_cache()), or let torch's own all-reduce do it (PACELINE_CUDA_PATH=torch)"},
     {3, Code::kUnavailable,
      "the driver is not initialised in this process (after fork(), CUDA "
      "can't be used in the child: start workers with spawn)"},
     {4, Code::kUnavailable, "the driver is shutting down: the process is ending"},
-    {46, Code::kUnavailable, "the GPU is busy or in exclusive use by another process"},
+    {46, Code::kUnavailable,
+     "the GPU is busy or in exclusive use by another process: nvidia-smi names it, "
+     "CUDA_VISIBLE_DEVICES chooses another GPU"},
     {100, Code::kUnavailable, "no GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES"},
     {101, Code::kInvalidArgument, "there is no such device"},
-    {201, Code::kInternal, "no context is current"},
-    {209, Code::kUnsupported, "there is no code for this GPU's architecture"},
+    {201, Code::kInternal,
+     "this thread has no CUDA context: torch.cuda.set_device() or a tensor on the GPU makes one"},
+    {209, Code::kUnsupported,
+     "there is no code for this GPU's architecture: it needs a build that has, or "
+     "PACELINE_CUDA_PATH=torch"},
     {214, Code::kUnavailable,
      "the GPU's memory had an error that ECC could not correct (Xid 48, 63, 64 or 94 in "
      "dmesg): restart the job without this GPU"},
@@ -30,16 +41,31 @@ constexpr Meaning kMeanings[] = {
     {220, Code::kUnavailable,
      "an NVLink had an error that could not be corrected (Xid 74 in dmesg): restart the job "
      "without this GPU"},
-    {222, Code::kUnavailable, "the driver is too old for the kernels"},
+    {222, Code::kUnavailable,
+     "the driver is too old for the kernels: install a newer one, or set PACELINE_CUDA_PATH=torch"},
+    {226, Code::kUnavailable,
+     "the GPU had an error that it could contain (Xid 94 in dmesg; NVLink or memory), and this "
+     "process was using what it met: restart the job, without this GPU if it comes again"},
     {700, Code::kUnavailable,
      "a kernel of this process read or wrote memory that is not its own (Xid 31 in dmesg); "
      "CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer finds it. The process must be started again"},
-    {702, Code::kTimeout, "a kernel ran longer than the display's watchdog allows"},
+    {702, Code::kTimeout,
+     "a kernel ran longer than the display's watchdog allows: use a GPU without a display"},
+    {710, Code::kUnavailable,
+     "an assertion failed in a kernel of this process; what it printed names it. The process must "
+     "be started again"},
+    {714, Code::kUnavailable, kBrokenKernel},
+    {715, Code::kUnavailable, kBrokenKernel},
+    {716, Code::kUnavailable, kBrokenKernel},
+    {717, Code::kUnavailable, kBrokenKernel},
+    {718, Code::kUnavailable, kBrokenKernel},
     {719, Code::kUnavailable,
      "a kernel of this process failed, or the GPU is lost (see Xid in dmesg: 79 means fallen off "
      "the bus). The "
      "process must be started again"},
-    {800, Code::kUnavailable, "the driver does not permit it"},
+    {800, Code::kUnavailable,
+     "the driver does not permit it: a container needs its GPUs handed in whole (--gpus all), and "
+     "MIG or MPS may forbid it"},
     {801, Code::kUnsupported, "this GPU or driver does not support it"},
     {802, Code::kUnavailable,
      "the machine's NVSwitch fabric is not ready: is nvidia-fabricmanager running?"},

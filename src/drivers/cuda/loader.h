@@ -16,11 +16,10 @@ inline constexpr int kOldestDriver = 11070;
 /// old; the sentence says which and what to install. Thread-safe.
 Result<const Api*> load();
 
-/// What is between this process and `device`: nothing (ok), no device, no permission, no stream memory operations.
-/// Initialises the driver.
+/// What is between this process and `device`: nothing (ok), no such device, no permission. Initialises the driver.
 Status check_device(const Api& api, int ordinal);
 
-/// A failed call as a Status: "cuMemAlloc (512 MiB of residuals): the GPU has no memory left (CUDA_ERROR_OUT_OF_MEMORY)".
+/// A failed call as a Status: "512 MiB of device memory for residuals: there is not enough memory: … (CUDA_ERROR_OUT_OF_MEMORY, 2)".
 /// `what` names the call and what it was for.
 Status explain(const Api& api, CudaResult error, const std::string& what);
 

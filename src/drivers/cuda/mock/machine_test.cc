@@ -173,8 +173,21 @@ TEST_F(OnDevice, FaultsComeWhereTheyWereAskedFor) {
 
 TEST_F(OnDevice, EveryErrorHasASentence) {
   begin({});
-  EXPECT_EQ(explain(*api, 2, "x").code(), Code::kResourceExhausted);
-  EXPECT_NE(explain(*api, 214, "x").message().find("ECC"), std::string::npos);
+  const auto expect = [&](CudaResult error, Code code, const char* fix) {
+    const Status status = explain(*api, error, "x");
+    EXPECT_EQ(status.code(), code) << status.message();
+    EXPECT_NE(status.message().find(fix), std::string::npos) << status.message();
+  };
+  expect(2, Code::kResourceExhausted, "take a smaller batch");
+  expect(2, Code::kResourceExhausted, "PACELINE_CUDA_PATH=torch");
+  expect(214, Code::kUnavailable, "that ECC could not correct (Xid 48, 63, 64 or 94 in dmesg)");
+  expect(214, Code::kUnavailable, "restart the job without this GPU");
+  expect(220, Code::kUnavailable, "Xid 74");
+  expect(226, Code::kUnavailable, "Xid 94");
+  expect(700, Code::kUnavailable, "compute-sanitizer");
+  for (const CudaResult broken : {714, 715, 716, 717, 718})
+    expect(broken, Code::kUnavailable, "The process must be started again");
+  expect(719, Code::kUnavailable, "79 means fallen off the bus");
   EXPECT_NE(explain(*api, 12345, "x").message().find("12345"), std::string::npos);
   EXPECT_NE(explain(Api(), 3, "x").message().find("after fork()"), std::string::npos);
 }
