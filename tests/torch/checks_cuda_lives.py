@@ -117,6 +117,39 @@ def models_on_one_group_are_kept_and_taken_back_apart():
             del spoilt, one
 
 
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 64, bias=False)
+        self.second = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x, both):
+        return self.first(x) + self.second(x) if both else self.first(x)
+
+
+@check
+def what_no_rank_uses_owes_what_it_owed():
+    """Whatever the pass that it was left out of has sent; what is used meanwhile goes on."""
+    for codec, overlap, passes in (("int8", False, 1), ("topk", False, 1), ("topk", False, 2), ("topk", True, 1)):
+        torch.manual_seed(0)
+        sparse = settings(codec=codec, topk_ratio=0.05, topk_threshold=1000)
+        with sparse, wrapped(Branches(), find_unused_parameters=True) as (model, _):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            if overlap:
+                optimizer = paceline.torch.DistributedOptimizer(optimizer, model=model, overlap="forward")
+            for step in range(STEPS):
+                before = paceline.torch.residual_state_dict(model)["residuals"]
+                optimizer.zero_grad(set_to_none=True)
+                left_out = step in (3, 5, 6)
+                for again in range(passes):
+                    (model(batch(step + 10 * again, 64), both=not left_out) * batch(step + 50, 64)).sum().backward()
+                assert (model.module.second.weight.grad is None) == left_out
+                optimizer.step()
+                after = paceline.torch.residual_state_dict(model)["residuals"]
+                same = {name: torch.equal(before[name], after[name]) for name in before}
+                assert same == {"first.weight": False, "second.weight": left_out}, (codec, overlap, step, same)
+
+
 @check
 def momentum_is_for_small_buckets_too():
     sums = {}

@@ -492,7 +492,11 @@ def coalesced_operations():
 
 @check
 def wrong_sizes_are_refused_here():
-    raises(Exception, "", lambda: dist.all_gather([torch.zeros(2)] * (SIZE - 1), torch.zeros(2)))
+    raises(
+        paceline.InvalidArgumentError,
+        f"all_gather's output list has {SIZE - 1} tensors, the group {SIZE} ranks",
+        lambda: dist.all_gather([torch.zeros(2)] * (SIZE - 1), torch.zeros(2)),
+    )
     group = dist.distributed_c10d._get_default_group()
     opts = torch._C._distributed_c10d.AllToAllOptions()
     wrong = [1] * SIZE

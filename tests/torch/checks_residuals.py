@@ -201,24 +201,41 @@ def grad_scaler_skips_the_step_and_rescales():
 
 @check
 def an_inf_that_only_grad_scaler_sees():
-    """A small parameter travels exactly, beside top-k's buckets: its Inf is no business of top-k's own flag."""
+    """A small parameter travels exactly, beside top-k's buckets: its Inf is no business of top-k's own flag.
+
+    A fused optimizer steps all the same, and its kernels leave everything as it is.
+    """
     if not MODERN:
         assert not hasattr(torch.amp, "GradScaler")  # torch's for CUDA does nothing on the CPU: test_older.py
         return
-    ours = model(5)
-    optimizer = torch.optim.SGD(ours.parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    for step in range(2):
-        optimizer.zero_grad()
-        scaler.scale((ours(batch(step, 8, 6, dtype=torch.float32)) ** 2).mean()).backward()
-        if step == 1:
-            before = kept  # noqa: F821
-            next(ours.parameters()).grad.view(-1)[0] = float("inf")
-        scaler.step(optimizer)
+    kinds = [
+        (torch.optim.SGD, {}, None),
+        (torch.optim.SGD, {"fused": True}, None),
+        (torch.optim.AdamW, {"fused": True}, None),
+        (torch.optim.Adagrad, {"fused": True}, None),
+        (torch.optim.SGD, {"fused": True}, "forward"),
+    ]
+    for kind, arguments, overlap in kinds:
+        ours = model(5)
+        optimizer = kind(ours.parameters(), lr=0.01, **arguments)
+        optimizer = paceline.torch.DistributedOptimizer(optimizer, model=ours, overlap=overlap)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         kept = residuals(ours)
-        if step == 1:
-            assert identical(before, kept)
-        scaler.update()
+        for step in range(4):
+            before, weights = kept, [p.detach().clone() for p in ours.parameters()]
+            optimizer.zero_grad()
+            scaler.scale((ours(batch(step, 8, 6, dtype=torch.float32)) ** 2).mean()).backward()
+            ours(batch(step, 8, 6, dtype=torch.float32))  # by which an overlapped step's gradients are in hand
+            if step == 2:
+                next(ours.parameters()).grad.view(-1)[0] = float("inf")
+            scaler.step(optimizer)
+            assert all(torch.equal(a, b) for a, b in zip(weights, ours.parameters())) == (step == 2), (kind, step)
+            kept = residuals(ours)
+            assert identical(before, kept) == (step == 2), (kind, arguments, overlap, step)
+            scaler.update()
+            if step == 2:
+                kept = residuals(ours)
+                assert all(torch.equal(kept[name], residual / 2) for name, residual in before.items())
 
 
 @check

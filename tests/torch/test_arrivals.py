@@ -59,6 +59,21 @@ def test_where_torchrun_serves_the_store(torchruns_port, absent, begin):
     check_named(*waiting("torchrun", absent, torchruns_port), begin)
 
 
+def test_a_rank_of_another_node_may_have_come_under_another_count_of_restarts(torchruns_port, monkeypatch):
+    """Every agent of torchrun counts the failures of its own workers."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    store = dist.TCPStore("127.0.0.1", int(torchruns_port), 3, False, LIMIT, wait_for_workers=False)
+    for rank, count in ((0, "1"), (1, "0")):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+        meeting = arrivals._Meeting()
+        meeting.begins("127.0.0.1", int(torchruns_port), rank, 3, LIMIT)
+        meeting.has(store)
+    for agents, absent in (("2", [2]), ("1", [0, 2])):
+        monkeypatch.setenv("GROUP_WORLD_SIZE", agents)
+        assert meeting._absent() == absent
+
+
 def test_after_one_that_failed_another_meeting_goes_well(torchruns_port):
     done = Launch("latecomers.py", 3, ["again", "1", str(free_port()), torchruns_port], timeout=100).end()
     assert [report.get("kind") for report in done.reports] == ["none"] * 3, done.everything()

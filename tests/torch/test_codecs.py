@@ -1,4 +1,4 @@
-"""Codecs by environment under DDP: fp16, bf16, and top-k with its residuals (checks_codecs.py, checks_residuals.py)."""
+"""Codecs by environment in DDP: fp16, bf16, top-k with its residuals (checks_codecs, _residuals, _modes, _owners)."""
 
 import pytest
 from support import Launch, Suite, names_of
@@ -21,6 +21,20 @@ def test_casts(codec, name):
 @pytest.mark.parametrize("name", names_of("checks_residuals.py"))
 def test_top_k(values, name):
     sparse[values].expect(name)
+
+
+# A model this small is compiled sooner here than by processes that have to start for it.
+here = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+modes = {
+    "topk": Suite("checks_modes.py", 2, **TOPK, **here),
+    "fp16": Suite("checks_modes.py", 2, PACELINE_CODEC="fp16", **here),
+}
+
+
+@pytest.mark.parametrize("codec", sorted(modes))
+@pytest.mark.parametrize("name", names_of("checks_modes.py"))
+def test_modes(codec, name):
+    modes[codec].expect(name)
 
 
 owners = Suite("checks_owners.py", 4, **TOPK)

@@ -122,6 +122,27 @@ def test_a_fault_keeps_the_parameters(endpoint, kind):
     assert torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
 
 
+def test_what_no_rank_has_used_returns_once_its_pass_has_arrived(endpoint):
+    optimizer = optimizer_of(endpoint)
+    backward(endpoint)
+    endpoint.steps.give_back("model", [7])
+    assert endpoint.communicator.said() == []
+    optimizer.step()
+    assert endpoint.communicator.said() == ["wait", "rollback", "commit"]
+
+
+def test_a_fault_is_told_before_anything_returns(endpoint):
+    """A path that has failed takes nothing back, and would say so in the fault's place."""
+    optimizer = optimizer_of(endpoint)
+    backward(endpoint)
+    endpoint.steps.give_back("model", [7])
+    endpoint.communicator.error = PeerLostError("rank 1 is gone")
+    for calls in (["wait"], []):
+        with pytest.raises(PeerLostError, match="rank 1 is gone"):
+            optimizer.step()
+        assert endpoint.communicator.said() == calls
+
+
 @pytest.mark.parametrize("kind", [paceline.InvalidArgumentError, paceline.UnsupportedError])
 def test_a_refusal_is_no_fault(endpoint, kind):
     endpoint.steps.failed(kind("its stream is being captured"))
@@ -355,6 +376,22 @@ def test_not_finite_takes_the_residuals_back(endpoint):
     endpoint.communicator.finite = False
     optimizer.step()
     assert endpoint.communicator.said() == ["wait", "rollback"]
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="older torch has no GradScaler for the CPU")
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_scaler_s_fused_step_is_settled_once_it_is_known_whether_its_kernels_changed_anything(endpoint, bad):
+    """It steps in any case; no gate, and no wait but the one of every step."""
+    optimizer = optimizer_of(endpoint, fused=True)
+    parameter = optimizer.param_groups[0]["params"][0]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(1))
+    backward(endpoint)
+    if bad:
+        parameter.grad[0] = float("inf")
+    scaler.step(optimizer)
+    assert endpoint.communicator.said() == ["wait", "rollback" if bad else "commit"]
+    assert torch.equal(parameter.detach(), torch.ones(3)) == bad
 
 
 def test_a_step_that_the_scaler_skips_takes_the_residuals_back(endpoint):

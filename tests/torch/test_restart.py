@@ -34,3 +34,35 @@ def test_training_goes_on_where_torchrun_starts_it_again(tmp_path, way, rendezvo
     assert process.returncode == 0, output
     for rank in range(RANKS):
         assert (tmp_path / str(rank)).read_text() == f"start 1, {RANKS} ranks, steps 3 to 6: right", output
+
+
+@pytest.mark.skipif(not MODERN, reason="torch 1.13 itself has the agent's count in its store's keys")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_nodes_meet_again_whose_agents_count_restarts_differently(tmp_path, victim):
+    """An agent counts its own workers' failures: the other one restarts its healthy ones and counts none."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+    command += ["--max_restarts", "1", "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}"]
+    command += ["--rdzv_id", "job", "--local_addr", "127.0.0.1"]
+    command += [str(HERE / "restarted_nodes.py"), str(tmp_path), str(victim)]
+    agents = [
+        subprocess.Popen(
+            command,
+            env=environment(PACELINE_INTERFACE="lo"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        for _ in range(2)
+    ]
+    outputs = []
+    try:
+        for agent in agents:
+            outputs.append(agent.communicate(timeout=120)[0])
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGKILL)
+    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
+    assert (tmp_path / str(victim)).read_text() == "2 ranks, agent's count 1", outputs
+    assert (tmp_path / str(1 - victim)).read_text() == "2 ranks, agent's count 0", outputs

@@ -279,6 +279,12 @@ def test_tiacc_redirects_collectives_too(names):
     assert "came after" not in output, output
 
 
+def test_tiacc_redirects_groups_by_device_and_by_position():
+    done = Launch("redirected.py", 2, timeout=60).end()
+    ways = "the first group, by position, by name" + (", by device" if MODERN else "")
+    assert [f"carried: {ways}\n" in log for log in done.logs] == [True] * 2, done.everything()
+
+
 def test_tiacc_after_the_process_group_says_what_it_is_too_late_for(names):
     code, output = start(torchrun(SCRIPT), names, SCRIPT_LATE=TIACC)
     expect(code, output, "paceline", "gloo")

@@ -6,7 +6,7 @@ A step of the optimizer keeps its residuals, a skipped one takes them back, a ne
 import functools
 
 from paceline._torch.cuda_steps import after_optimizer_step, before_optimizer_step
-from paceline._torch.residuals import ResidualSteps
+from paceline._torch.residuals import ResidualSteps, has_stepped, scaler_decides
 
 
 def watch_optimizers(optimizer_module):
@@ -37,8 +37,7 @@ def _stepped(optimizer, _args, _kwargs):
     if hasattr(optimizer, "_paceline_overlaps"):
         return  # tells by itself, when its gradients have arrived
     after_optimizer_step(optimizer)
-    for steps in ResidualSteps.every():
-        steps.optimizer_stepped(optimizer)
+    has_stepped(optimizer, ResidualSteps.every())
 
 
 def patch(scaler_class):
@@ -50,13 +49,18 @@ def patch(scaler_class):
 
     @functools.wraps(step)
     def step_with_residuals(self, optimizer, *args, **kwargs):
-        if self.is_enabled():
-            _take_in_hand(optimizer)
-        result = step(self, optimizer, *args, **kwargs)
-        steps = ResidualSteps.of_optimizer(optimizer) if self.is_enabled() else []
+        if not self.is_enabled():
+            return step(self, optimizer, *args, **kwargs)
+        _take_in_hand(optimizer)
+        with scaler_decides() as stepped:
+            result = step(self, optimizer, *args, **kwargs)
+        steps = ResidualSteps.of_optimizer(optimizer)
         if steps and _found_inf(self, optimizer):
             for one in steps:
                 one.optimizer_skipped(optimizer)
+        else:
+            for one in stepped:
+                has_stepped(one, ResidualSteps.every())
         return result
 
     @functools.wraps(update)

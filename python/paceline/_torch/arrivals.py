@@ -32,11 +32,12 @@ class _Meeting:
     """One call of init_process_group().
 
     torchrun's store outlives its workers, so its count of their restarts is in the keys. Of several calls in one
-    process it knows the first alone: who came to that one is never taken for missing.
+    process it knows the first alone, and of several starts under more than one agent all of them: who came to one is
+    never taken for missing.
     """
 
     def __init__(self):
-        self._prefix = f"paceline/came/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        self._count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._began = time.monotonic()
         self._host = self._port = self._rank = self._size = None
         self._has_store = False
@@ -62,12 +63,22 @@ class _Meeting:
         self._held = None
 
     def _come(self, store):
-        TorchStore(store).put(f"{self._prefix}/{self._rank}", b"1")
+        TorchStore(store).put(self._key(self._count, self._rank), b"1")
+
+    @staticmethod
+    def _key(count, rank):
+        return f"paceline/came/{count}/{rank}"
 
     def _absent(self):
         """The ranks that have not come, by a connection of its own: what comes late in torch's is no answer to this."""
         store = TorchStore(dist.TCPStore(self._host, self._port, self._size, False, _ASK, wait_for_workers=False))
-        return [rank for rank in range(self._size) if store.get(f"{self._prefix}/{rank}") is None]
+        counts = [self._count]
+        if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+            # Every agent counts the failures of its own workers: who has come may have come under another count.
+            counts = range(int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", self._count)) + 1)
+        return [
+            rank for rank in range(self._size) if all(store.get(self._key(count, rank)) is None for count in counts)
+        ]
 
     def named(self, error):
         """The error that names who is missing; None where that is not what `error` is about, or nobody knows."""

@@ -7,6 +7,7 @@ from torch.futures import Future
 
 from paceline import communicator as core
 from paceline._torch.delayed import DelayedBuckets
+from paceline._torch.unused import UnusedParameters
 
 _models = 0
 
@@ -52,6 +53,7 @@ class Attachment:
         endpoint.steps.add(self.model, keyed)
         self._elements = sum(p.numel() for _, p, _ in self.keyed_parameters())  # those that DDP reduces from now on
         self._delayed = None
+        self.unused = None  # of a model with residuals that may leave some
         self._known = {}  # buckets by number
         self._rebuilt = None
 
@@ -86,7 +88,10 @@ class Attachment:
     def numbered(self, bucket):
         """The bucket that DDP hands over, with its own number in any pass."""
         if self._delayed is None:  # not sooner: _set_static_graph() may come after DDP's constructor
-            self._delayed = DelayedBuckets(self._ddp(), self._elements)
+            ddp = self._ddp()
+            self._delayed = DelayedBuckets(ddp, self._elements)
+            if self.endpoint.steps.enabled and (ddp.find_unused_parameters or getattr(ddp, "static_graph", False)):
+                self.unused = UnusedParameters(ddp, self.endpoint.steps, self.model, self._keys)
         return self._delayed.numbered(bucket)
 
     def failed(self, error, buffer):

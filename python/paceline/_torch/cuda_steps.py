@@ -48,13 +48,21 @@ class CudaSteps(residuals.ResidualSteps):
     def submitted(self, first, model):
         """An operation is about to be submitted; `first`: of this model's backward pass."""
         if first:
-            if self._gated is not None or model in self._submitted:
-                self.arrive()  # memory is reserved for one step; where no optimizer stepped, for one pass of the model
+            self._make_room(model)
             super().submitted(True, model)
         elif self.enabled:  # what super() would do: the hook stands in the way of whoever launches kernels
             self.models[model].running += 1
         self._submitted[model] = self._submitted.get(model, 0) + 1
         self._under_way += 1
+
+    def begins(self, model):
+        self._make_room(model)
+        return super().begins(model)
+
+    def _make_room(self, model):
+        """Memory is reserved for one step; where no optimizer stepped, for one pass of the model."""
+        if self._gated is not None or model in self._submitted:
+            self.arrive()
 
     def not_submitted(self, model):
         """The operation announced last was refused."""
@@ -97,6 +105,8 @@ class CudaSteps(residuals.ResidualSteps):
         try:
             finite = self._communicator().wait_arrival()
         except PacelineError as error:
+            for model in submitted:
+                self.models[model].dropped.clear()  # a path that has failed takes nothing back
             self._have_ended(submitted, ())
             self.failed(error)
             raise

@@ -15,7 +15,18 @@ from torch.distributed.utils import _sync_module_states
 
 from paceline import _state
 from paceline import communicator as core
-from paceline._torch import buckets, cpu_ddp, cuda, cuda_ddp, endpoints, lost_ranks, overlap, residuals, same_model
+from paceline._torch import (
+    buckets,
+    cpu_ddp,
+    cuda,
+    cuda_ddp,
+    endpoints,
+    joined,
+    lost_ranks,
+    overlap,
+    residuals,
+    same_model,
+)
 from paceline._torch.attachment import completed
 from paceline._torch.start_lines import job_rank, say_once
 from paceline.errors import PacelineError, UnsupportedError
@@ -57,6 +68,10 @@ def paceline_hook(state, bucket):
     if state.failure is not None and state.is_rest_of_failed_pass(bucket):
         return completed(bucket.buffer())
     try:
+        if state.unused is not None:
+            if state.overlap is not None and bucket.index() == 0:
+                state.overlap.settle()  # the pass before this one
+            state.unused.note(bucket, state.overlap is not None)
         if state.overlap is not None:
             return state.overlap.take(bucket)
         return state.all_reduce(bucket)
@@ -101,6 +116,7 @@ def patch(module):
     _wrap_register(cls)
     _wrap_register_builtin(cls)
     _wrap_notify(module)
+    joined.patch(cls, attachment_or_none)
     lost_ranks.patch_buffers(cls)
 
 

@@ -1,6 +1,7 @@
 """Communicators end with the process group that they were made for; new groups can be redirected to Paceline."""
 
 import functools
+import inspect
 
 import torch
 import torch.distributed as dist
@@ -156,7 +157,8 @@ def patch_debugging():
 
 
 def redirect_new_groups():
-    """init_process_group() and new_group() with Gloo, NCCL or no backend: Paceline carries the CPU tensors.
+    """init_process_group() with Gloo, NCCL, "cpu:gloo,…" or no backend, new_group() where it is given one of these:
+    Paceline carries the CPU tensors.
 
     Returns whether this call is the one from which on they do.
     """
@@ -169,22 +171,28 @@ def redirect_new_groups():
 
 
 def _redirected(original):
-    backend_first = original.__name__ == "init_process_group"
+    signature = inspect.signature(original)
+    in_any_case = original.__name__ == "init_process_group"
 
     @functools.wraps(original)
     def wrapper(*args, **kwargs):
-        if backend_first and args:
-            args = (_redirect(args[0]), *args[1:])
-        elif "backend" in kwargs or backend_first:
-            kwargs["backend"] = _redirect(kwargs.get("backend"))
-        return original(*args, **kwargs)
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError:
+            return original(*args, **kwargs)  # raises torch's own sentence
+        if in_any_case or "backend" in given.arguments:
+            given.arguments["backend"] = redirected(given.arguments.get("backend"))
+        return original(*given.args, **given.kwargs)
 
     wrapper._paceline_redirected = True
     return wrapper
 
 
-def _redirect(backend):
+def redirected(backend):
+    """The backend that takes the place of one that a script gives: None, a name, or names by device."""
     name = str(backend).lower() if backend is not None else None
+    if name is not None and "cpu:gloo" in name.split(",") and hasattr(dist.distributed_c10d, "BackendConfig"):
+        return ",".join("cpu:paceline" if one == "cpu:gloo" else one for one in name.split(","))
     if name not in (None, "gloo", "nccl"):
         return backend
     if torch.cuda.is_available():

@@ -25,7 +25,7 @@ from paceline._torch.bucket_order import BucketOrder
 from paceline._torch.carriers import beside_modes
 from paceline._torch.module_reads import ModuleReads
 from paceline._torch.pending_gradient import PendingGradient
-from paceline._torch.residuals import ResidualSteps
+from paceline._torch.residuals import ResidualSteps, has_stepped
 from paceline.errors import PacelineError, UnsupportedError
 
 _live = weakref.WeakSet()
@@ -294,7 +294,7 @@ class Overlap:
         self._raise_error()
         self.carrier.check_optimizer(optimizer)
         if not self._flights:  # settled before, by another forward pass
-            self.carrier.steps.optimizer_stepped(optimizer)
+            has_stepped(optimizer, [self.carrier.steps])
         if any(flight.owned and flight.owned.get(id(optimizer)) for flight in self._flights) and not any(
             stepped is optimizer for stepped in self._stepped
         ):

@@ -6,6 +6,8 @@ begins, or a checkpoint reads them); they return to their values before it when 
 itself or by GradScaler, because the gradients that travelled are then dropped.
 """
 
+import contextlib
+import threading
 import weakref
 
 import torch
@@ -23,6 +25,36 @@ def remember(communicator, steps):
     _steps[communicator] = steps
 
 
+class _Scaler(threading.local):
+    #: The optimizers that have stepped inside a GradScaler's step; None outside of one.
+    stepped = None
+
+
+_scaler = _Scaler()
+
+
+@contextlib.contextmanager
+def scaler_decides():
+    """Around a GradScaler's step: fused optimizers step there in any case, and their kernels may change nothing.
+
+    Yields the optimizers that stepped; the caller says for each whether its step counts.
+    """
+    stepped, _scaler.stepped = _scaler.stepped, []
+    try:
+        yield _scaler.stepped
+    finally:
+        _scaler.stepped = stepped
+
+
+def has_stepped(optimizer, steps):
+    """An optimizer's step() has returned: ends the step of its models among these ResidualSteps, if it counts."""
+    if _scaler.stepped is not None:
+        _scaler.stepped.append(optimizer)
+        return
+    for one in steps:
+        one.optimizer_stepped(optimizer)
+
+
 class ModelStep:
     """The step under way of one model."""
 
@@ -34,6 +66,8 @@ class ModelStep:
         self.finite = True
         self.pending = False  # something has ended that is neither kept nor taken back
         self.by_optimizer = False
+        self.dropped = set()  # keys whose residuals return to what they were before a pass that is to end
+        self.before = {}  # residuals before the step, by key, where a pass of it was kept on its own
 
 
 class ResidualSteps:
@@ -86,10 +120,20 @@ class ResidualSteps:
         """An operation is about to be submitted; `first`: of its model's backward pass."""
         if not self.enabled:
             return
+        if first:
+            self.begins(model)
+        self.models[model].running += 1
+
+    def begins(self, model):
+        """A backward pass begins. Returns whether it is a further one of the step under way."""
         step = self.models[model]
-        if first and not step.running and not step.by_optimizer:
+        if not step.running and not step.by_optimizer:
             self._settle([step], True)
-        step.running += 1
+        return step.pending
+
+    def without_optimizer(self, model):
+        """This rank only goes along with a pass of the others, and sees no optimizer end the step."""
+        self.models[model].by_optimizer = False
 
     def optimizer_stepped(self, optimizer):
         """Called after every torch optimizer's step; ends the step of the models whose parameters it has."""
@@ -110,8 +154,34 @@ class ResidualSteps:
         step.running -= operations
         step.finite = step.finite and finite
         step.pending = True
-        if not step.running and not step.finite:
-            self._settle([step], False)
+        if not step.running:
+            self._return_dropped(step)
+            if not step.finite:
+                self._settle([step], False)
+
+    def keep_what_passes_left(self, model, parameters):
+        """A further pass of a step may return these, (key, elements), to what the passes before it have left."""
+        step, communicator = self.models[model], self._alive()
+        if not parameters or communicator is None:
+            return
+        for key, elements in parameters:
+            if key not in step.before:
+                step.before[key] = residual_of(communicator, key, elements)
+        communicator.commit_residuals([key for key, _ in parameters])
+
+    def give_back(self, model, keys):
+        """What arrives for these in the pass that has been submitted is dropped on every rank."""
+        step = self.models[model]
+        step.dropped.update(keys)
+        self._return_dropped(step)
+
+    def _return_dropped(self, step):
+        """Where the pass has ended: by then its residuals are written."""
+        communicator = self._alive()
+        if step.running or not step.dropped or communicator is None:
+            return
+        dropped, step.dropped = [*step.dropped], set()
+        communicator.rollback_residuals(dropped)
 
     def commit(self, model=None):
         """Keeps what one model's step has left, or every model's."""
@@ -130,6 +200,11 @@ class ResidualSteps:
             communicator.commit_residuals(keys)
         else:
             communicator.rollback_residuals(keys)
+        for step in ripe:
+            before, step.before = step.before, {}
+            if not keep:
+                for key, residual in before.items():
+                    communicator.write_residual(key, residual.data_ptr(), residual.numel())
 
     def _forget_dropped(self):
         """Frees the residuals of models that are gone, as far as no operation may still write to them."""
@@ -158,6 +233,13 @@ class ResidualSteps:
         return None if communicator is None or communicator.closed else communicator
 
 
+def residual_of(communicator, key, shape):
+    """A parameter's residual as the last step that has ended left it."""
+    residual = torch.zeros(shape, dtype=torch.float32)
+    communicator.read_residual(key, residual.data_ptr(), residual.numel())
+    return residual
+
+
 def read_state(attachment, all_ranks):
     """See paceline.torch.residual_state_dict."""
     endpoint = attachment.endpoint
@@ -166,9 +248,7 @@ def read_state(attachment, all_ranks):
     endpoint.steps.commit(attachment.model)
     residuals = {}
     for name, parameter, key in attachment.keyed_parameters():
-        residual = torch.zeros(parameter.shape, dtype=torch.float32)
-        endpoint.communicator.read_residual(key, residual.data_ptr(), residual.numel())
-        residuals[name] = residual
+        residuals[name] = residual_of(endpoint.communicator, key, parameter.shape)
     head = {"world_size": endpoint.size, "unit": endpoint.residual_unit}
     if not all_ranks:
         return {**head, "rank": endpoint.rank, "residuals": residuals}
