@@ -104,8 +104,8 @@ Result<std::optional<Identity>> from_paceline(const Environment& get) {
 Result<std::optional<Identity>> from_torch(const Environment& get) {
   PACELINE_ASSIGN(auto identity, from(kTorchVariables, get));
   if (identity) {
+    // Not TORCHELASTIC_RESTART_COUNT: every agent counts the failures of its own workers, others' not (starts.h).
     identity->master_host = read(get, "MASTER_ADDR").value_or("");
-    identity->job += ":" + read(get, "TORCHELASTIC_RESTART_COUNT").value_or("0");
   }
   return identity;
 }

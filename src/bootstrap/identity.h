@@ -30,7 +30,8 @@ struct Identity {
   Rank local_size = 1;  ///< 0: the launcher does not tell
   /// Where rank 0 can be reached: MASTER_ADDR, the first host of Slurm's list; empty: not told.
   std::string master_host;
-  /// The same on all ranks of one start of the job, different after a restart; may be empty.
+  /// The same on all ranks of one start of the job; may be empty. Different after a restart where the launcher tells all
+  /// ranks alike of it.
   std::string job;
 };
 

@@ -20,6 +20,7 @@
 #include "bootstrap/join_machine.h"
 #include "bootstrap/kv_mpi.h"
 #include "bootstrap/rendezvous.h"
+#include "bootstrap/starts.h"
 #include "wire/frame.h"
 
 namespace paceline::bootstrap {
@@ -55,6 +56,9 @@ class Joining {
   Result<std::unique_ptr<Job>> run();
 
  private:
+  Result<std::unique_ptr<Job>> join_newest_start();
+  Result<std::unique_ptr<Job>> join_once();
+  bool is_started_again(Starts& starts);
   Status agree_on_secret();
   Status who_is_missing(const Status& otherwise);
   Status listen();
@@ -235,6 +239,45 @@ Result<std::unique_ptr<Job>> Joining::run() {
   prefix_ = fmt::format("paceline/{}/{}/{}/", short_name(identity_.job, 64),
                         short_name(options_.prefix, 64), incarnation_);
   PACELINE_ASSIGN(rendezvous_, find_rendezvous(options_, identity_));
+  return identity_.size > 1 && rendezvous_.space->outlives_ranks() ? join_newest_start()
+                                                                   : join_once();
+}
+
+/// What a start before this one has left in the space leads nowhere: whoever followed it tries again with the newer one.
+Result<std::unique_ptr<Job>> Joining::join_newest_start() {
+  Starts starts(rendezvous_.space, prefix_);
+  if (identity_.rank == 0) {
+    PACELINE_RETURN_IF_ERROR(starts.begin());
+    prefix_ = starts.prefix();
+    return join_once();
+  }
+  [[maybe_unused]] auto found = starts.find_newest();  // a store that is gone is said below
+  rendezvous_.space = starts.watched();
+  const auto given = rendezvous_.secret;
+  while (true) {
+    prefix_ = starts.prefix();
+    auto job = join_once();
+    if (job) return job;
+    channels_.reset();
+    if (!is_started_again(starts)) return job;
+    early_ = {};
+    rendezvous_.secret = given;
+  }
+}
+
+/// After a failure. Where rank 0 made this start long ago its successor may still be on its way.
+bool Joining::is_started_again(Starts& starts) {
+  while (true) {
+    auto newer = starts.find_newest();
+    if (!newer) return false;
+    if (*newer) return true;
+    if (!starts.is_older_than_this_process() || clock_.now() >= deadline_) return false;
+    doze(after(clock_.now(), kLongestSleep));
+  }
+}
+
+Result<std::unique_ptr<Job>> Joining::join_once() {
+  const auto& settings = *options_.settings;
   if (identity_.size > 1) {
     rendezvous_.space->announce(here_key(prefix_, identity_.rank));
     PACELINE_RETURN_IF_ERROR(agree_on_secret());

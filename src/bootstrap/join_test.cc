@@ -9,7 +9,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -28,6 +30,7 @@ namespace {
 struct SharedStore {
   std::mutex mutex;
   std::map<std::string, std::string> entries;
+  std::map<std::string, int> asked;  ///< how often, of what is not there
   bool is_gone = false;
 
   paceline_store callbacks() {
@@ -45,7 +48,10 @@ struct SharedStore {
       std::lock_guard lock(self->mutex);
       if (self->is_gone) return -2;
       auto found = self->entries.find(key);
-      if (found == self->entries.end()) return -1;
+      if (found == self->entries.end()) {
+        ++self->asked[key];
+        return -1;
+      }
       std::memcpy(value, found->second.data(), std::min(capacity, found->second.size()));
       return static_cast<long>(found->second.size());
     };
@@ -470,6 +476,58 @@ TEST(Join, AJobOfOneNeedsNobody) {
   ASSERT_TRUE(job) << job.status().message();
   EXPECT_EQ((*job)->topology.size(), 1);
   EXPECT_EQ((*job)->topology.node_count, 1);
+}
+
+/// A store that lives on, as that of torchrun's agents, when ranks are started again.
+TEST(Join, RanksThatAreStartedAgainFindEachOtherWhateverWasLeft) {
+  SharedStore store;
+  std::string first_id;
+  for (int start = 0; start < 3; ++start) {
+    auto jobs = join_all(4, all(4), &store, loopback);
+    exchange(jobs);
+    EXPECT_NE((*jobs.at(0))->id, first_id);
+    first_id = (*jobs.at(0))->id;
+  }
+}
+
+TEST(Join, RanksThatComeBeforeRankZeroLeaveTheOldStartWhenItIsThere) {
+  SharedStore store;
+  { auto first = join_all(4, all(4), &store, loopback); }
+  const auto made = std::find_if(store.entries.begin(), store.entries.end(),
+                                 [](const auto& e) { return e.first.ends_with("start/0"); });
+  ASSERT_NE(made, store.entries.end());
+  made->second = "1000000";  // long before this process
+  const std::string next = made->first.substr(0, made->first.size() - 1) + "1";
+  std::map<Rank, Outcome> jobs;
+  std::mutex mutex;
+  const auto join_some = [&](const std::vector<Rank>& ranks) {
+    for (auto& [rank, job] : join_all(4, ranks, &store, loopback)) {
+      std::lock_guard lock(mutex);
+      jobs.emplace(rank, std::move(job));
+    }
+  };
+  std::thread early([&] { join_some({1, 2, 3}); });
+  // Each asks twice before it tries the old start, and again and again once that has led nowhere.
+  for (int asked = 0; asked < 20; std::this_thread::yield()) {
+    std::lock_guard lock(store.mutex);
+    asked = store.asked[next];
+  }
+  join_some({0});
+  early.join();
+  exchange(jobs);
+}
+
+TEST(Join, AFailureInANewStartIsSaidAtOnce) {
+  SharedStore store;
+  { auto first = join_all(2, all(2), &store, loopback); }
+  const auto began = std::chrono::steady_clock::now();
+  auto jobs = join_all(2, all(2), &store, [](Rank rank) {
+    auto variables = loopback(rank);
+    variables["PACELINE_CODEC"] = rank == 0 ? "fp16" : "none";
+    return variables;
+  });
+  for (auto& [rank, job] : jobs) EXPECT_EQ(job.status().code(), Code::kMismatch) << rank;
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30));
 }
 
 }  // namespace

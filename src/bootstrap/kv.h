@@ -42,6 +42,8 @@ class KeyValue {
   /// True where only processes of this job can read what is put here (so that a secret may travel
   /// in it).
   [[nodiscard]] virtual bool is_private() const = 0;
+  /// True where what one start of the job has put may still be here when its ranks are started again (starts.h).
+  [[nodiscard]] virtual bool outlives_ranks() const { return false; }
 };
 
 }  // namespace paceline::bootstrap

@@ -19,6 +19,7 @@ class StoreKeyValue final : public KeyValue {
   Status poll(Time) override { return {}; }
   [[nodiscard]] std::string describe() const override { return "the store of the caller"; }
   [[nodiscard]] bool is_private() const override { return true; }
+  [[nodiscard]] bool outlives_ranks() const override { return true; }
 
  private:
   paceline_store store_;

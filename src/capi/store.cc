@@ -41,6 +41,7 @@ class CallbackStore final : public bootstrap::KeyValue {
   // nobody set a secret, rank 0's travels by it. It protects as far as that store's port is
   // protected; PACELINE_SECRET protects further.
   [[nodiscard]] bool is_private() const override { return true; }
+  [[nodiscard]] bool outlives_ranks() const override { return true; }
 
  private:
   paceline_store store_;

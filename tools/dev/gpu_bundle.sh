@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # ./dev gpu-bundle: one archive with all that the GPU suite and benchmarks need on a machine that has a driver, Python
-# and torch but no Debian packages and no network: this tree, its stripped build, and iproute2 with its libraries.
+# and torch but no Debian packages and no network: this tree, its stripped build, iproute2 with its libraries, and
+# compute-sanitizer.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . tools/dev/common.sh
@@ -34,6 +35,14 @@ for tool in bin/ip sbin/tc; do
   chmod +x "$tree/tools-bin/${tool#*/}"
 done
 
+say "NVIDIA's sanitizer for kernels"
+# The packages of 13.0 lack what starts the program to be watched.
+(cd "$stage" && /usr/bin/python3 -m pip download -q --no-deps "nvidia-cuda-sanitizer-api==13.5.*")
+mkdir "$tree/sanitizer"
+/usr/bin/python3 -m zipfile -e "$stage"/nvidia_cuda_sanitizer_api-*.whl "$tree/sanitizer"
+chmod -R a+x "$tree"/sanitizer/nvidia
+rm -rf "$tree"/sanitizer/nvidia/*/{include,compute-sanitizer/docs}
+
 say "the tree"
 cp -r bench docs python tests tools pyproject.toml "$tree/"
 find "$tree" -name __pycache__ -prune -exec rm -rf {} +
@@ -43,7 +52,8 @@ cat >"$tree/on-gpus" <<'TEXT'
 # Multicast over NVLink needs a fabric manager that such machines may lack; everything else is as the machine has it.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-export PATH="$here/tools-bin:$PATH" LD_LIBRARY_PATH="$here/build/lib:$here/system-lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+sanitizer=("$here"/sanitizer/nvidia/*/bin)
+export PATH="$here/tools-bin:${sanitizer[0]}:$PATH" LD_LIBRARY_PATH="$here/build/lib:$here/system-lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-32}"
 export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}" PYTHONUNBUFFERED=1
 cd "$here"
