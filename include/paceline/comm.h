@@ -2,9 +2,10 @@
  *
  * Conventions
  * - Every struct begins with its size in bytes (struct_size), so that older callers keep working.
- * - Functions return a paceline_code (0 is success). The sentence that explains the last failure of
- * a handle is paceline_error(comm); for failures without a handle, of the calling thread:
- * paceline_error(NULL).
+ * - Functions return a paceline_code (0 is success). The sentence that explains the calling thread's
+ * last failure on a handle is paceline_error(comm), until a call of the thread on that handle
+ * succeeds, whatever it does with others; paceline_error(NULL) is of its last call, on any handle or
+ * on none (paceline_comm_create and paceline_comm_destroy have none).
  * - Buffers belong to the caller and must stay valid (inputs: unchanged; outputs: untouched) until
  * the operation has ended.
  * - Functions on one communicator may be called from several threads; operations of one group must
@@ -205,7 +206,7 @@ PACELINE_API paceline_code paceline_comm_identity(const paceline_comm* comm,
                                                   paceline_identity* identity);
 /* "4 ranks × ... " the start-up line; valid until the handle is freed. */
 PACELINE_API const char* paceline_comm_describe(const paceline_comm* comm);
-/* The last failure's sentence; valid until the next call on the handle by the same thread. */
+/* The last failure's sentence; valid until the next call on the handle (NULL: of any function) by the same thread. */
 PACELINE_API const char* paceline_error(const paceline_comm* comm);
 PACELINE_API paceline_code paceline_comm_stats(const paceline_comm* comm, paceline_stats* stats);
 

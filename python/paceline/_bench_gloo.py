@@ -1,9 +1,9 @@
 """The peer of `paceline bench --vs gloo`: torch.distributed on Gloo, one process beside each rank.
 
 Started by the bench as `python _bench_gloo.py RANK SIZE NODES`; it imports nothing of this package. Rank 0 writes
-the address of the group's store, all read it back and answer "ready". Then each line on standard input is an order
-({"operation", "bytes", "dtype", "iterations", "threads"}), answered by a line: {"seconds", "threads"}, what each
-operation took here and how many threads torch computed with, or {"error": sentence}. It ends with its input.
+the address of the group's store, all read it back and answer "ready VERSION", torch's. Then each line on standard input
+is an order ({"operation", "bytes", "dtype", "iterations", "threads"}), answered by a line: {"seconds", "threads"}, what
+each operation took here and how many threads torch computed with, or {"error": sentence}. It ends with its input.
 """
 
 import json
@@ -68,8 +68,11 @@ def main():
         answers.write(text + "\n")
         answers.flush()
 
-    import torch
-    import torch.distributed as dist
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError as error:
+        sys.exit(f"{sys.executable}: {error}")
 
     torch.set_num_threads(1)
     store = None
@@ -81,7 +84,7 @@ def main():
     if store is None:
         store = dist.TCPStore(host, int(port), size, False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    answer("ready")
+    answer(f"ready {torch.__version__}")
     buffers = {}
     for line in sys.stdin:
         try:

@@ -25,6 +25,9 @@ def main() -> None:
         # A wheel may have been unpacked by a tool that drops the executable bit.
         if not os.access(path, os.X_OK):
             path.chmod(0o755)
+        # Where no environment is active nothing else would tell it which Python the package belongs to.
+        if sys.executable:
+            os.environ["PACELINE_PYTHON"] = sys.executable
         os.execv(path, ["paceline", *sys.argv[1:]])
     except OSError as error:
         named = f"{error.filename or path}: {error.strerror}" if error.strerror else str(error)

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <tuple>
 
 #include "base/settings_table.h"
 
@@ -171,6 +172,7 @@ struct Candidate {
   int precedence;
   std::string value;
   std::string variable;
+  bool yields = false;
 };
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -284,17 +286,21 @@ Result<std::vector<Candidate>> candidates(const SettingRow& row, Face face,
     auto range = alias.range.empty() ? row.range : alias.range;
     PACELINE_RETURN_IF_ERROR(check(row, value, range, alias.variable, *raw));
     found.push_back({precedence(alias.family, family_of(face)), spelled(row, value),
-                     std::string(alias.variable)});
+                     std::string(alias.variable), alias.yields});
   }
   std::stable_sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
-    return a.precedence < b.precedence;
+    return std::tie(a.precedence, a.yields) < std::tie(b.precedence, b.yields);
   });
-  if (found.size() > 1 && found[0].precedence == found[1].precedence && found[0].precedence < 3 &&
-      found[0].value != found[1].value) {
+  const auto contradicts = [&](const Candidate& other) {
+    return other.precedence == found.front().precedence && !other.yields &&
+           other.value != found.front().value;
+  };
+  const auto other = std::find_if(found.begin(), found.end(), contradicts);
+  if (other != found.end() && other->precedence < 3) {
     return Status{
         Code::kInvalidArgument,
         fmt::format("{} and {} contradict each other ({} against {}); unset one of them",
-                    found[0].variable, found[1].variable, found[0].value, found[1].value)};
+                    found.front().variable, other->variable, found.front().value, other->value)};
   }
   return found;
 }

@@ -14,7 +14,7 @@ constexpr Alias kLogLevel[] = {
      "trace=trace|debug=debug|info=info|warning=warning|error=error|fatal=error"}};
 constexpr Alias kAlgorithm[] = {
     {"LIGHT_2D_ALLREDUCE", F::kLight, "0=|1=two_level"},
-    {"PERSEUS_ALLREDUCE_MODE", F::kPerseus, "auto=auto|0=ring|1=two_level"},
+    {"PERSEUS_ALLREDUCE_MODE", F::kPerseus, "auto=|0=ring|1=two_level"},
     {"HOROVOD_HIERARCHICAL_ALLREDUCE", F::kHorovod, "0=|1=two_level"},
     {"HOROVOD_TORUS_ALLREDUCE", F::kHorovod, "0=|1=two_level"},
 };
@@ -52,7 +52,7 @@ constexpr Alias kPerfCheck[] = {{"PERSEUS_PERF_CHECK_N_STEPS", F::kPerseus}};
 constexpr Alias kPort[] = {{"PERSEUS_MASTER_PORT", F::kPerseus}};
 constexpr Alias kInterface[] = {
     {"PERSEUS_NCCL_NETWORK_INTERFACE", F::kPerseus},
-    {"PERSEUS_GLOO_NETWORK_INTERFACE", F::kPerseus},
+    {"PERSEUS_GLOO_NETWORK_INTERFACE", F::kPerseus, {}, {}, true},
     {"HOROVOD_GLOO_IFACE", F::kHorovod},
     {"NCCL_SOCKET_IFNAME", F::kOther},
     {"GLOO_SOCKET_IFNAME", F::kOther},
@@ -357,6 +357,11 @@ constexpr SettingRow kRows[] = {
     // For tools of this project; listed so that they are not taken for mistakes.
     {"library", kText, "", "", "Path of libpaceline.so for the Python package."},
     {"cache", kText, "", "", "Where ./dev keeps environments and sources."},
+    {"python", kText, "", "",
+     "Set by an installed package's `paceline`: its interpreter, for `paceline bench --vs gloo`."},
+    {"launched", kText, "", "",
+     "Set by the Python package, where PACELINE_USE_DDP_LAUNCHER was asked: of which rank of which "
+     "mpirun torch's variables are, for the processes that this one starts."},
     {"sim_seed", kText, "", "", "Replays one seed of the simulation."},
     {"lab_bytes", kText, "", "",
      "Set by `paceline lab`: where a rank reads its node's link counters."},

@@ -28,6 +28,8 @@ struct Alias {
   std::string_view translation = {};
   /// The alias's own range, where it is narrower: "1..12".
   std::string_view range = {};
+  /// To another alias of its family that is set: there they are two settings, of which the other decides more.
+  bool yields = false;
 };
 
 struct SettingRow {

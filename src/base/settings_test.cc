@@ -94,6 +94,33 @@ TEST(Settings, ContradictionsNameBothVariables) {
   EXPECT_TRUE(contains(e, "set PACELINE_CODEC=topk, or unset PACELINE_ALGORITHM")) << e;
 }
 
+// In a script they are two: NCCL's sockets carry the data, Gloo's what ranks tell each other beside it.
+TEST(Settings, PerseusInterfacesAreTwoSettingsOfWhichTheDatasCounts) {
+  for (Face face : {Face::kPaceline, Face::kPerseus}) {
+    Variables both{{"PERSEUS_GLOO_NETWORK_INTERFACE", "eth0"},
+                   {"PERSEUS_NCCL_NETWORK_INTERFACE", "eth1"}};
+    ASSERT_EQ(error_of(both, face), "");
+    EXPECT_EQ(load(both, face)->text("interface"), "eth1");
+    EXPECT_EQ(load(both, face)->source("interface"), "PERSEUS_NCCL_NETWORK_INTERFACE");
+    both.erase("PERSEUS_NCCL_NETWORK_INTERFACE");
+    EXPECT_EQ(load(both, face)->text("interface"), "eth0");
+  }
+  const Variables misspelt{{"PERSEUS_ALLREDUCE_NANCHECK", "1"}, {"PERSEUS_ALLREDUCE_NANHECK", "0"}};
+  EXPECT_TRUE(contains(error_of(misspelt), "contradict each other")) << "one setting of two names";
+}
+
+TEST(Settings, AModeOfAutoSaysNothing) {
+  for (Face face : {Face::kPaceline, Face::kPerseus, Face::kLight}) {
+    auto s = load({{"LIGHT_2D_ALLREDUCE", "1"}, {"PERSEUS_ALLREDUCE_MODE", "auto"}}, face);
+    ASSERT_TRUE(s.is_ok()) << s.status().message();
+    EXPECT_EQ(s->text("algorithm"), "two_level");
+    EXPECT_EQ(s->source("algorithm"), "LIGHT_2D_ALLREDUCE");
+  }
+  EXPECT_EQ(load({{"PERSEUS_ALLREDUCE_MODE", "Auto"}}, Face::kPerseus)->text("algorithm"), "auto");
+  EXPECT_TRUE(contains(error_of({{"LIGHT_2D_ALLREDUCE", "1"}, {"PERSEUS_ALLREDUCE_MODE", "0"}}),
+                       "contradict each other"));
+}
+
 TEST(Settings, WordsAreReadWithoutCase) {
   for (const char* text : {"DEBUG", "debug", "Debug"}) {
     auto s = load({{"HOROVOD_LOG_LEVEL", text}}, Face::kHorovod);

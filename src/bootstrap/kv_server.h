@@ -23,8 +23,8 @@ struct KvServerOptions {
   std::size_t memory_limit = 64 << 20;  ///< bytes of keys and values
   Time proof_timeout = 5 * kSecond;
   // What another port or address is chosen by, for messages.
-  const char* port_setting = "PACELINE_PORT";
-  const char* address_setting = "MASTER_ADDR";
+  std::string port_setting = "PACELINE_PORT";
+  std::string address_setting = "MASTER_ADDR";
 };
 
 class KvServer {

@@ -157,7 +157,11 @@ Result<Rendezvous> find_rendezvous(const JoinOptions& options, const Identity& i
     serving->address = addresses.front().host();
     serving->port = place.port;
     serving->secret = found.secret->bytes;
-    if (server_is_named) serving->port_setting = serving->address_setting = "PACELINE_RENDEZVOUS";
+    if (server_is_named) {
+      serving->port_setting = serving->address_setting = "PACELINE_RENDEZVOUS";
+    } else if (settings.is_set("port")) {
+      serving->port_setting = settings.source("port");
+    }
   }
   PACELINE_ASSIGN(found.space, open_server_space(place, *found.secret, serving));
   return found;

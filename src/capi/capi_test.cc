@@ -378,6 +378,36 @@ TEST(Capi, BadArgumentsAreNamed) {
   EXPECT_EQ(paceline_setting("", "no_such", text, sizeof text), 0U);
 }
 
+TEST(Capi, AHandleKeepsItsSentenceWhateverAThreadDoesWithOthers) {
+  Processes alone(1, [](int rank, FileStore& store) {
+    auto* one = create(rank, 1, store);
+    auto* other = create(rank, 1, store);
+    MUST(one != nullptr && other != nullptr);
+    float x = 1;
+    auto wrong = op_args(0, 0, &x, &x, 1);
+    wrong.codec = 17;
+    MUST(paceline_run(one, &wrong, nullptr) == PACELINE_INVALID_ARGUMENT);
+    MUST(paceline_trim(other) == PACELINE_OK);
+    MUST(std::strstr(paceline_error(one), "codec 17") != nullptr);
+    MUST(std::string(paceline_error(other)).empty() &&
+         std::string(paceline_error(nullptr)).empty());
+    MUST(paceline_group_create(other, nullptr, 1, nullptr) == PACELINE_INVALID_ARGUMENT);
+    MUST(std::strstr(paceline_error(one), "codec 17") != nullptr);
+    for (auto* asked : {other, static_cast<paceline_comm*>(nullptr)})
+      MUST(std::strstr(paceline_error(asked), "ranks or group is null") != nullptr);
+    bool heard = true;
+    std::thread([&] { heard = *paceline_error(one) != '\0'; }).join();
+    MUST(!heard);
+    MUST(paceline_trim(one) == PACELINE_OK);
+    MUST(std::string(paceline_error(one)).empty() && !std::string(paceline_error(other)).empty());
+    const auto* gone = other;
+    MUST(paceline_comm_destroy(other) == PACELINE_OK && paceline_comm_destroy(one) == PACELINE_OK);
+    MUST(std::string(paceline_error(gone)).empty());
+    return 0;
+  });
+  EXPECT_EQ(alone.wait(0), 0);
+}
+
 TEST(Capi, ACodecThatDoesNotExistIsCalledByItsNumber) {
   Processes alone(1, [](int rank, FileStore& store) {
     auto* comm = create(rank, 1, store);

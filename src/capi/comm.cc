@@ -33,8 +33,8 @@ Status check(const paceline_comm_options& o) {
 
 bool is_failure(paceline_code code) { return code > PACELINE_OK && code <= PACELINE_INTERNAL; }
 
-paceline_code no_failure(paceline_code code) {
-  return invalid(fmt::format("{} is not the code of a failure", code));
+paceline_code no_failure(const paceline_comm* comm, paceline_code code) {
+  return invalid(comm, fmt::format("{} is not the code of a failure", code));
 }
 
 /// A communicator of some of the job's ranks has a rank 0 of its own, which is not who speaks for the job. What a
@@ -101,25 +101,28 @@ using namespace paceline::capi;
 extern "C" {
 
 paceline_code paceline_comm_create(const paceline_comm_options* options, paceline_comm** comm) {
-  return guarded([&] {
-    if (comm == nullptr) return invalid("the pointer that takes the communicator is null");
+  return guarded(nullptr, [&] {
+    if (comm == nullptr) return invalid(nullptr, "the pointer that takes the communicator is null");
     *comm = nullptr;
     paceline_comm_options o{};
     o.rank = o.size = -1;
-    if (!take_struct(options, o)) return invalid("the options are null or lack their struct_size");
-    return report(create(o, comm));
+    if (!take_struct(options, o))
+      return invalid(nullptr, "the options are null or lack their struct_size");
+    const auto status = create(o, comm);
+    return report(*comm, status);
   });
 }
 
 paceline_code paceline_comm_destroy(paceline_comm* comm) {
-  return guarded([&] {
-    if (comm == nullptr) return report(Status::ok());
+  return guarded(nullptr, [&] {
+    if (comm == nullptr) return report(nullptr, Status::ok());
     if (comm->fork_generation != fork_generation())
-      return report(usable(comm));  // leaked: its threads are the parent's
+      return report(comm, usable(comm));  // leaked: its threads are the parent's
     auto status = comm->runner->close(comm->options.default_timeout);
     leave_companions(*comm);
+    forget_errors(comm);
     delete comm;
-    return report(status);
+    return report(nullptr, status);
   });
 }
 
@@ -128,41 +131,41 @@ paceline_code paceline_comm_abort(paceline_comm* comm, const char* reason) {
 }
 
 paceline_code paceline_comm_abort_as(paceline_comm* comm, paceline_code code, const char* reason) {
-  return guarded([&] {
+  return guarded(comm, [&] {
     PACELINE_USABLE(comm);
-    if (!is_failure(code)) return no_failure(code);
+    if (!is_failure(code)) return no_failure(comm, code);
     comm->runner->abort({static_cast<Code>(code),
                          reason == nullptr || *reason == '\0' ? "no reason given" : reason});
-    return report(Status::ok());
+    return report(comm, Status::ok());
   });
 }
 
 paceline_code paceline_comm_fail(paceline_comm* comm, paceline_code code, const char* sentence) {
-  return guarded([&] {
+  return guarded(comm, [&] {
     PACELINE_USABLE(comm);
-    if (!is_failure(code)) return no_failure(code);
+    if (!is_failure(code)) return no_failure(comm, code);
     comm->runner->adopt({static_cast<Code>(code), sentence == nullptr || *sentence == '\0'
                                                       ? paceline_code_name(code)
                                                       : sentence});
-    return report(Status::ok());
+    return report(comm, Status::ok());
   });
 }
 
 paceline_code paceline_comm_health(paceline_comm* comm) {
-  return guarded([&] {
+  return guarded(comm, [&] {
     PACELINE_USABLE(comm);
-    return report(comm->runner->health());
+    return report(comm, comm->runner->health());
   });
 }
 
 paceline_code paceline_comm_hold(paceline_comm* comm, const char* why) {
-  if (auto status = usable(comm); !status) return report(status);
+  if (auto status = usable(comm); !status) return report(comm, status);
   comm->engine->hold(why);
   return PACELINE_OK;
 }
 
 paceline_code paceline_comm_identity(const paceline_comm* comm, paceline_identity* identity) {
-  return guarded([&] {
+  return guarded(comm, [&] {
     PACELINE_USABLE(comm);
     const auto& t = comm->job->topology;
     paceline_identity out{};
@@ -174,21 +177,21 @@ paceline_code paceline_comm_identity(const paceline_comm* comm, paceline_identit
     for (const auto& m : t.members) out.local_size += m.node == t.self().node;
     out.job_local_size = std::max(out.local_size, comm->job_local_size);
     if (!give_struct(out, identity))
-      return invalid("the identity is null or lacks its struct_size");
-    return report(Status::ok());
+      return invalid(comm, "the identity is null or lacks its struct_size");
+    return report(comm, Status::ok());
   });
 }
 
 const char* paceline_comm_describe(const paceline_comm* comm) {
   if (auto status = usable(comm); !status) {
-    report(status);
+    report(comm, status);
     return "";
   }
   return comm->description.c_str();
 }
 
 paceline_code paceline_comm_stats(const paceline_comm* comm, paceline_stats* stats) {
-  return guarded([&] {
+  return guarded(comm, [&] {
     PACELINE_USABLE(comm);
     auto s = comm->runner->statistics();
     const auto c = counters_with_companions(*comm);
@@ -203,21 +206,22 @@ paceline_code paceline_comm_stats(const paceline_comm* comm, paceline_stats* sta
     out.plans_reused = s.plans_reused;
     out.scratch_bytes = s.scratch_bytes;
     out.residual_bytes = s.residual_bytes;
-    if (!give_struct(out, stats)) return invalid("the stats are null or lack their struct_size");
-    return report(Status::ok());
+    if (!give_struct(out, stats))
+      return invalid(comm, "the stats are null or lack their struct_size");
+    return report(comm, Status::ok());
   });
 }
 
 void* paceline_alloc(paceline_comm* comm, size_t bytes) {
   if (auto status = usable(comm); !status) {
-    report(status);
+    report(comm, status);
     return nullptr;
   }
   void* memory = allocate_shared_memory(*comm, bytes);
   if (memory == nullptr) {
-    report({Code::kResourceExhausted, fmt::format("no memory for {} bytes", bytes)});
+    report(comm, {Code::kResourceExhausted, fmt::format("no memory for {} bytes", bytes)});
   } else {
-    report(Status::ok());
+    report(comm, Status::ok());
   }
   return memory;
 }
@@ -227,12 +231,12 @@ void paceline_free(paceline_comm* comm, void* memory) {
 }
 
 paceline_code paceline_share(paceline_comm* comm, void* data, size_t bytes) {
-  if (auto status = usable(comm); !status) return report(status);
-  return report(share_memory(*comm, data, bytes));
+  if (auto status = usable(comm); !status) return report(comm, status);
+  return report(comm, share_memory(*comm, data, bytes));
 }
 
 paceline_code paceline_unshare(paceline_comm* comm, void* data) {
-  if (auto status = usable(comm); !status) return report(status);
-  return report(unshare_memory(*comm, data));
+  if (auto status = usable(comm); !status) return report(comm, status);
+  return report(comm, unshare_memory(*comm, data));
 }
 }

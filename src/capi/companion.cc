@@ -193,21 +193,22 @@ using namespace paceline::capi;  // NOLINT
 extern "C" {
 
 paceline_code paceline_comm_weigh(paceline_comm* comm, double parts) {
-  if (auto status = usable(comm); !status) return report(status);
+  if (auto status = usable(comm); !status) return report(comm, status);
   if (!(parts > 0) || !std::isfinite(parts))
     return invalid(
-        fmt::format("a communicator takes {} parts of the link; give more than 0", parts));
+        comm, fmt::format("a communicator takes {} parts of the link; give more than 0", parts));
   const auto even = static_cast<double>(comm->even_rate.load(std::memory_order_relaxed));
   if (even > 0) comm->job->channel->limit_rate(static_cast<uint64_t>(std::max(1.0, even * parts)));
   return PACELINE_OK;
 }
 
 paceline_code paceline_comm_companion(paceline_comm* comm, paceline_comm** companion) {
-  return guarded([&] {
-    if (companion == nullptr) return invalid("the pointer that takes the communicator is null");
+  return guarded(comm, [&] {
+    if (companion == nullptr)
+      return invalid(comm, "the pointer that takes the communicator is null");
     *companion = nullptr;
     PACELINE_USABLE(comm);
-    return report(create_companion(*comm, companion));
+    return report(comm, create_companion(*comm, companion));
   });
 }
 }

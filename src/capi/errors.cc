@@ -1,13 +1,20 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <map>
 
 #include "capi/handle.h"
 
 namespace paceline::capi {
 namespace {
 
-thread_local std::string error_of_thread;
+/// What this thread was told: last, and last of each handle. Handles are keys alone here, never looked into: they may be
+/// another process's, after a fork.
+struct Told {
+  std::string last;
+  std::map<const paceline_comm*, std::string> of_handle;  ///< only failures
+};
+thread_local Told told;
 std::atomic<uint64_t> forks{0};
 
 // Runs in the child, where only the forking thread lives on.
@@ -16,18 +23,30 @@ void count_fork() { forks.fetch_add(1, std::memory_order_relaxed); }
 
 }  // namespace
 
-paceline_code report(const Status& status) {
+paceline_code report(const paceline_comm* comm, const Status& status) {
   if (status.is_ok()) {
-    error_of_thread.clear();
+    told.last.clear();
+    forget_errors(comm);
   } else {
-    error_of_thread = status.message();
+    told.last = status.message();
+    if (comm != nullptr) told.of_handle[comm] = status.message();
   }
   return static_cast<paceline_code>(status.code());
 }
 
-const char* last_error() { return error_of_thread.c_str(); }
+void forget_errors(const paceline_comm* comm) {
+  if (!told.of_handle.empty()) told.of_handle.erase(comm);
+}
 
-paceline_code invalid(const std::string& what) { return report({Code::kInvalidArgument, what}); }
+const char* last_error(const paceline_comm* comm) {
+  if (comm == nullptr) return told.last.c_str();
+  const auto found = told.of_handle.find(comm);
+  return found == told.of_handle.end() ? "" : found->second.c_str();
+}
+
+paceline_code invalid(const paceline_comm* comm, const std::string& what) {
+  return report(comm, {Code::kInvalidArgument, what});
+}
 
 uint64_t fork_generation() { return forks.load(std::memory_order_relaxed); }
 
@@ -54,7 +73,7 @@ size_t copy_text(const std::string& text, char* to, size_t capacity) {
 
 extern "C" {
 
-const char* paceline_error(const paceline_comm*) { return paceline::capi::last_error(); }
+const char* paceline_error(const paceline_comm* comm) { return paceline::capi::last_error(comm); }
 
 size_t paceline_op_error(paceline_comm* comm, paceline_op op, char* text, size_t capacity) {
   if (!paceline::capi::usable(comm)) return paceline::capi::copy_text("", text, capacity);

@@ -7,21 +7,21 @@ extern "C" {
 
 paceline_code paceline_group_create(paceline_comm* comm, const int32_t* ranks, size_t count,
                                     uint32_t* group) {
-  return guarded([&] {
+  return guarded(comm, [&] {
     PACELINE_USABLE(comm);
     if (group == nullptr || (ranks == nullptr && count > 0))
-      return invalid("ranks or group is null");
+      return invalid(comm, "ranks or group is null");
     auto made = comm->runner->create_group({ranks, count});
-    if (!made) return report(made.status());
+    if (!made) return report(comm, made.status());
     *group = *made;
-    return report(Status::ok());
+    return report(comm, Status::ok());
   });
 }
 
 paceline_code paceline_group_destroy(paceline_comm* comm, uint32_t group) {
-  return guarded([&] {
+  return guarded(comm, [&] {
     PACELINE_USABLE(comm);
-    return report(comm->runner->destroy_group(group));
+    return report(comm, comm->runner->destroy_group(group));
   });
 }
 }

@@ -43,11 +43,14 @@ struct paceline_comm {
 
 namespace paceline::capi {
 
-/// Remembers the sentence for paceline_error() on this thread and returns the code.
-paceline_code report(const Status& status);
-/// The last sentence of this thread; "" when its last call succeeded.
-const char* last_error();
-paceline_code invalid(const std::string& what);
+/// Remembers the sentence for paceline_error() on this thread and returns the code. `comm`: the handle that was called,
+/// which need not be one that may be used; null: none.
+paceline_code report(const paceline_comm* comm, const Status& status);
+/// The last sentence of this thread about the handle; null: about anything. "" when that call succeeded.
+const char* last_error(const paceline_comm* comm);
+/// The handle is about to go: another may come at its address.
+void forget_errors(const paceline_comm* comm);
+paceline_code invalid(const paceline_comm* comm, const std::string& what);
 
 /// How often this process is the child of a fork: handles of an earlier generation are not to be touched.
 uint64_t fork_generation();
@@ -57,7 +60,7 @@ Status usable(const paceline_comm* comm);
 #define PACELINE_USABLE(comm)                                                  \
   do {                                                                         \
     if (auto paceline_usable = paceline::capi::usable(comm); !paceline_usable) \
-      return paceline::capi::report(paceline_usable);                          \
+      return paceline::capi::report(comm, paceline_usable);                    \
   } while (0)
 
 /// Copies a caller's struct that begins with its size: what an older caller does not know stays at its default.
@@ -97,12 +100,12 @@ size_t copy_text(const std::string& text, char* to, size_t capacity);
 
 /// Runs `f` so that nothing thrown (in effect: no memory) crosses the C ABI.
 template <class F>
-paceline_code guarded(F&& f) noexcept {
+paceline_code guarded(const paceline_comm* comm, F&& f) noexcept {
   try {
     return f();
   } catch (const std::exception& e) {
     try {
-      return report({Code::kResourceExhausted, e.what()});
+      return report(comm, {Code::kResourceExhausted, e.what()});
     } catch (...) {
       return PACELINE_RESOURCE_EXHAUSTED;
     }

@@ -24,12 +24,13 @@ Result<std::string> variables(const char* face) {
 extern "C" {
 
 paceline_code paceline_launch_environment(const char* face, char* text, size_t capacity) {
-  return guarded([&] {
+  return guarded(nullptr, [&] {
     auto lines = variables(face);
-    if (!lines) return report(lines.status());
-    if (lines->size() >= capacity) return invalid("the text that takes the variables is too short");
+    if (!lines) return report(nullptr, lines.status());
+    if (lines->size() >= capacity)
+      return invalid(nullptr, "the text that takes the variables is too short");
     copy_text(*lines, text, capacity);
-    return report(Status::ok());
+    return report(nullptr, Status::ok());
   });
 }
 }

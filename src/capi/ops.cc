@@ -113,10 +113,11 @@ paceline_code transfer(paceline_comm* comm, const paceline_transfer_args* args, 
                        bool sending) {
   PACELINE_USABLE(comm);
   paceline_transfer_args a{};
-  if (!take_struct(args, a)) return invalid("the arguments are null or lack their struct_size");
-  if (op == nullptr) return invalid("the pointer that takes the operation is null");
+  if (!take_struct(args, a))
+    return invalid(comm, "the arguments are null or lack their struct_size");
+  if (op == nullptr) return invalid(comm, "the pointer that takes the operation is null");
   *op = 0;
-  if (auto status = check_timeout(a.timeout_s); !status) return report(status);
+  if (auto status = check_timeout(a.timeout_s); !status) return report(comm, status);
   engine::Transfer t;
   t.group = a.group;
   t.peer = a.peer;
@@ -129,18 +130,19 @@ paceline_code transfer(paceline_comm* comm, const paceline_transfer_args* args, 
   assign(t.shape, a.shape);
   const engine::Notice notice{a.notify, a.context};
   auto id = sending ? comm->runner->send(t, notice) : comm->runner->receive(t, notice);
-  if (!id) return report(id.status());
+  if (!id) return report(comm, id.status());
   *op = *id;
-  return report(Status::ok());
+  return report(comm, Status::ok());
 }
 
-paceline_code give_result(paceline_op op, const engine::Outcome& outcome, paceline_result* result) {
+paceline_code give_result(const paceline_comm* comm, paceline_op op, const engine::Outcome& outcome,
+                          paceline_result* result) {
   paceline_result out{};
   out.op = op;
   out.code = static_cast<int32_t>(outcome.status.code());
   out.finite = outcome.finite ? 1 : 0;
   give_struct(out, result);
-  return report(outcome.status);
+  return report(comm, outcome.status);
 }
 
 }  // namespace
@@ -148,48 +150,50 @@ paceline_code give_result(paceline_op op, const engine::Outcome& outcome, paceli
 extern "C" {
 
 paceline_code paceline_submit(paceline_comm* comm, const paceline_op_args* args, paceline_op* op) {
-  return guarded([&] {
+  return guarded(comm, [&] {
     PACELINE_USABLE(comm);
-    if (op == nullptr) return invalid("the pointer that takes the operation is null");
+    if (op == nullptr) return invalid(comm, "the pointer that takes the operation is null");
     *op = 0;
     paceline_op_args a{};
-    if (!take_args(args, a)) return invalid("the arguments are null or lack their struct_size");
+    if (!take_args(args, a))
+      return invalid(comm, "the arguments are null or lack their struct_size");
     auto& o = operation_of_thread();
-    if (auto status = to_operation(*comm, a, o); !status) return report(status);
+    if (auto status = to_operation(*comm, a, o); !status) return report(comm, status);
     auto id = comm->runner->submit(o, {a.notify, a.context});
-    if (!id) return report(id.status());
+    if (!id) return report(comm, id.status());
     *op = *id;
-    return report(Status::ok());
+    return report(comm, Status::ok());
   });
 }
 
 paceline_code paceline_send(paceline_comm* comm, const paceline_transfer_args* args,
                             paceline_op* op) {
-  return guarded([&] { return transfer(comm, args, op, true); });
+  return guarded(comm, [&] { return transfer(comm, args, op, true); });
 }
 
 paceline_code paceline_receive(paceline_comm* comm, const paceline_transfer_args* args,
                                paceline_op* op) {
-  return guarded([&] { return transfer(comm, args, op, false); });
+  return guarded(comm, [&] { return transfer(comm, args, op, false); });
 }
 
 paceline_code paceline_run(paceline_comm* comm, const paceline_op_args* args,
                            paceline_result* result) {
-  return guarded([&] {
+  return guarded(comm, [&] {
     PACELINE_USABLE(comm);
     paceline_op_args a{};
-    if (!take_args(args, a)) return invalid("the arguments are null or lack their struct_size");
+    if (!take_args(args, a))
+      return invalid(comm, "the arguments are null or lack their struct_size");
     auto& o = operation_of_thread();
-    if (auto status = to_operation(*comm, a, o); !status) return report(status);
+    if (auto status = to_operation(*comm, a, o); !status) return report(comm, status);
     auto outcome = comm->runner->run(o);
-    if (!outcome) return report(outcome.status());
-    return give_result(0, *outcome, result);
+    if (!outcome) return report(comm, outcome.status());
+    return give_result(comm, 0, *outcome, result);
   });
 }
 
 int paceline_test(paceline_comm* comm, paceline_op op) {
   if (auto status = usable(comm); !status) {
-    report(status);
+    report(comm, status);
     return 1;
   }
   return comm->runner->test(op) ? 1 : 0;
@@ -197,42 +201,42 @@ int paceline_test(paceline_comm* comm, paceline_op op) {
 
 paceline_code paceline_wait(paceline_comm* comm, paceline_op op, double timeout_s,
                             paceline_result* result) {
-  return guarded([&] {
+  return guarded(comm, [&] {
     PACELINE_USABLE(comm);
     auto outcome = comm->runner->wait(op, timeout_s < 0 ? -1 : to_time(timeout_s));
-    if (!outcome) return report(outcome.status());
-    return give_result(op, *outcome, result);
+    if (!outcome) return report(comm, outcome.status());
+    return give_result(comm, op, *outcome, result);
   });
 }
 
 int paceline_give_way(paceline_comm* comm, paceline_op op, double timeout_s) {
   int met = 0;
-  guarded([&] {
+  guarded(comm, [&] {
     PACELINE_USABLE(comm);
     met = comm->runner->give_way(op, to_time(std::max(timeout_s, 0.0)), cores_are_taken) ? 1 : 0;
-    return report(Status::ok());
+    return report(comm, Status::ok());
   });
   return met;
 }
 
 paceline_code paceline_watch(paceline_comm* comm, paceline_op op) {
-  return guarded([&] {
+  return guarded(comm, [&] {
     PACELINE_USABLE(comm);
-    return report(comm->runner->watch(op));
+    return report(comm, comm->runner->watch(op));
   });
 }
 
 int paceline_wait_any(paceline_comm* comm, double timeout_s, paceline_result* results,
                       int capacity) {
   int written = 0;
-  auto code = guarded([&] {
+  auto code = guarded(comm, [&] {
     PACELINE_USABLE(comm);
-    if (results == nullptr || capacity <= 0) return invalid("no room for results");
+    if (results == nullptr || capacity <= 0) return invalid(comm, "no room for results");
     thread_local std::vector<engine::Runner::Ended> ended;
     ended.clear();
     if (!comm->runner->wait_any(timeout_s < 0 ? -1 : to_time(timeout_s),
                                 static_cast<size_t>(capacity), ended))
-      return report({Code::kAborted, "the communicator is being destroyed"});
+      return report(comm, {Code::kAborted, "the communicator is being destroyed"});
     // The first element's size tells how far apart the caller's structs lie.
     auto stride =
         results->struct_size >= sizeof(size_t) ? results->struct_size : sizeof(paceline_result);
@@ -246,7 +250,7 @@ int paceline_wait_any(paceline_comm* comm, double timeout_s, paceline_result* re
                   std::min(stride, sizeof out));
       ++written;
     }
-    return report(Status::ok());
+    return report(comm, Status::ok());
   });
   return code == PACELINE_OK ? written : -1;
 }

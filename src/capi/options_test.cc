@@ -148,6 +148,8 @@ TEST(LostOnTheCpu, NamesTheVariableAsItWasWritten) {
   EXPECT_EQ(lost_on_the_cpu(settings({})), Sentences{});
   EXPECT_EQ(lost_on_the_cpu(settings({{"PACELINE_CODEC", "topk"}, {"PACELINE_LANES", "1"}})),
             Sentences{});
+  EXPECT_EQ(lost_on_the_cpu(settings({{"PERSEUS_ALLREDUCE_STREAMS", "4"}}, Face::kPerseus)).size(),
+            1U);
   const auto one = lost_on_the_cpu(settings({{"PACELINE_CODEC", "INT8"}}));
   ASSERT_EQ(one.size(), 1U);
   EXPECT_EQ(one[0],

@@ -7,6 +7,7 @@
 
 #include "cli/doctor_checks.h"
 #include "drivers/cuda/loader.h"
+#include "drivers/nccl/loader.h"
 
 namespace paceline::cli {
 namespace {
@@ -20,6 +21,22 @@ bool loads(const char* name, std::string& why) {
   }
   dlclose(handle);
   return true;
+}
+
+/// Of several GPUs of a node. What torch loads into a process goes before what is found here.
+void check_nccl(Findings& findings) {
+  const auto nccl = drivers::nccl::load("");
+  if (!nccl.is_ok()) {
+    findings.push_back(
+        {"NCCL", Verdict::kNote, nccl.status().message(),
+         "only needed for several GPUs of a node; PyTorch's wheels for CUDA bring their own"});
+    return;
+  }
+  const int v = (*nccl)->version;
+  findings.push_back(
+      {"NCCL", Verdict::kGood,
+       fmt::format("{}, version {}.{}.{}", (*nccl)->origin, v / 10000, v % 10000 / 100, v % 100),
+       ""});
 }
 
 void check_cuda(Findings& findings) {
@@ -40,6 +57,7 @@ void check_cuda(Findings& findings) {
   if (!loads("libcudart.so.13", why) && !loads("libcudart.so.12", why))
     findings.push_back({"CUDA runtime", Verdict::kNote, "not on the loader's path: " + why,
                         "PyTorch's wheels bring their own"});
+  check_nccl(findings);
 }
 
 }  // namespace

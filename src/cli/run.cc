@@ -11,6 +11,7 @@
 #include <set>
 
 #include "base/clock.h"
+#include "base/settings.h"
 #include "bootstrap/host_address.h"
 #include "bootstrap/kv_server.h"
 #include "bootstrap/launch.h"
@@ -56,17 +57,20 @@ Result<std::vector<Placement>> placements(const RunOptions& options) {
 std::string bare_host(const std::string& host) { return host.substr(host.find('@') + 1); }
 
 /// This machine's address as the ranks see it: loopback when all are here, else the one of the route to the first
-/// other host, or what PACELINE_INTERFACE says.
+/// other host, or what the setting `interface` says, by whichever of its names: the ranks go by the same.
 Result<bootstrap::HostAddress> launcher_address(const std::vector<Placement>& places) {
   auto remote =
       std::find_if(places.begin(), places.end(), [](auto& place) { return !place.local; });
   if (remote == places.end()) return bootstrap::numeric_address("127.0.0.1", 0);
   PACELINE_ASSIGN(auto addresses, bootstrap::resolve(bare_host(remote->host), 0));
-  if (const char* pattern = std::getenv("PACELINE_INTERFACE");
-      pattern != nullptr && *pattern != '\0') {
+  // What is wrong with the other settings the ranks say.
+  const auto settings = Settings::load_all(Face::kPaceline);
+  for (const auto& problem : settings.problems())
+    if (problem.name == "interface") return problem.status;
+  if (const auto& pattern = settings.text("interface"); !pattern.empty()) {
     return bootstrap::choose_interface(pattern, bootstrap::interfaces(),
                                        addresses.front().family() == AF_INET6,
-                                       "PACELINE_INTERFACE");
+                                       settings.source("interface"));
   }
   return bootstrap::route_source(addresses.front());
 }

@@ -41,8 +41,8 @@ inline constexpr uint64_t kBlockElements = 65536;
 inline constexpr int kMaxRice = 16;
 inline constexpr int kRiceBits = 5;
 inline constexpr int kCountBits = 17;
-/// Positions are 32-bit numbers inside one encoding: 16 GiB of float32. Larger buffers are cut
-/// before.
+/// Positions are 32-bit numbers inside one encoding: 16 GiB of float32. No plan cuts a larger buffer: it is refused by
+/// name (plan/validate.cc).
 inline constexpr uint64_t kMaxElements = uint64_t{1} << 32;
 inline constexpr uint64_t kSlackBytes =
     8;  ///< the encoder writes whole words at the end of the bits

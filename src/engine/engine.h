@@ -51,9 +51,11 @@ struct Operation {
   const void* input = nullptr;
   void* output = nullptr;  ///< may equal input
   uint64_t count = 0;
-  std::vector<uint64_t> counts;       ///< see plan::PlanRequest
-  std::vector<uint64_t> send_counts;  ///< all-to-all: this rank's row; the rest is exchanged first
-  std::vector<uint64_t> receive_counts;  ///< all-to-all: this rank's column
+  std::vector<uint64_t> counts;  ///< see plan::PlanRequest
+  /// All-to-all: this rank's row and its column, which the caller has to know: nothing exchanges them, each pair's are
+  /// compared.
+  std::vector<uint64_t> send_counts;
+  std::vector<uint64_t> receive_counts;
   plan::CodecSpec codec;
   plan::Algorithm algorithm = plan::Algorithm::kAuto;
   std::vector<Segment> segments;  ///< top-k: covers `count`; empty: keyed by name

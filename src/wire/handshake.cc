@@ -62,8 +62,9 @@ Status version_mismatch(const Identity& self, std::string_view other, uint32_t w
 
 }  // namespace
 
-void Handshake::fail(Status why, bool is_final) {
+void Handshake::fail(Complaint about, Status why, bool is_final) {
   state_ = State::kFailed;
+  complaint_ = about;
   status_ = std::move(why);
   final_ = is_final;
 }
@@ -122,7 +123,8 @@ std::size_t Handshake::feed(std::span<const std::byte> in, std::vector<std::byte
     auto length = r.get<uint16_t>();
     if (magic != kMagic || zero != 0 || kind < kHello || kind > kRefuse ||
         length > kMaxHandshakeBody) {
-      fail({Code::kUnauthenticated, fmt::format("{} does not speak paceline's protocol", name_)},
+      fail(Complaint::kProtocol,
+           {Code::kUnauthenticated, fmt::format("{} does not speak paceline's protocol", name_)},
            false);
       return used;
     }
@@ -144,7 +146,8 @@ void Handshake::take(uint8_t kind, std::span<const std::byte> body, std::vector<
   } else if (is_connector_ && (kind == kRefuse || (kind == kAccept && answered_))) {
     on_verdict(kind, body);
   } else {
-    fail({Code::kUnauthenticated, fmt::format("{} sent an unexpected handshake message", name_)},
+    fail(Complaint::kOrder,
+         {Code::kUnauthenticated, fmt::format("{} sent an unexpected handshake message", name_)},
          false);
   }
 }
@@ -154,7 +157,7 @@ void Handshake::on_hello(std::span<const std::byte> body, std::vector<std::byte>
   auto wire = r.get<uint32_t>();
   auto build = r.get_string(64);
   if (r.ok() && wire != self_->wire_version) {
-    refuse(version_mismatch(*self_, "a caller", wire, build), false, 0, out);
+    turn_away(Complaint::kVersion, version_mismatch(*self_, "a caller", wire, build), out);
     return;
   }
   r.get_bytes(kNonce);
@@ -168,24 +171,29 @@ void Handshake::on_hello(std::span<const std::byte> body, std::vector<std::byte>
   purpose_.flow = r.get<uint8_t>();
   purpose_.count = r.get<uint32_t>();
   if (!r.ok() || r.remaining() != 0 || control > 1 || incarnation_ == 0 || peer_ < 0) {
-    fail({Code::kUnauthenticated, "a caller sent a malformed hello"}, false);
+    fail(Complaint::kForm, {Code::kUnauthenticated, "a caller sent a malformed hello"}, false);
     return;
   }
   name_ = fmt::format("rank {}", peer_);
   if (job != self_->job_id) {
-    refuse({Code::kUnauthenticated, fmt::format("{} of another job called {}", name_, self_->name)},
-           false, 0, out);
+    turn_away(
+        Complaint::kJob,
+        {Code::kUnauthenticated, fmt::format("{} of another job called {}", name_, self_->name)},
+        out);
   } else if (meant != self_->rank) {
-    refuse({Code::kPeerLost,
-            fmt::format("{} looked for rank {} but found {}", name_, meant, self_->name)},
-           false, 0, out);
+    turn_away(Complaint::kPlace,
+              {Code::kPeerLost,
+               fmt::format("{} looked for rank {} but found {}", name_, meant, self_->name)},
+              out);
   } else if (build != self_->build) {
-    refuse(version_mismatch(*self_, name_, wire, build), false, 0, out);
+    turn_away(Complaint::kVersion, version_mismatch(*self_, name_, wire, build), out);
   } else if (piece != self_->piece_bytes) {
-    refuse({Code::kMismatch, fmt::format("{} and {} run with different settings (pieces of {} and "
-                                         "{} bytes): start all ranks with the same environment",
-                                         self_->name, name_, self_->piece_bytes, piece)},
-           false, 0, out);
+    turn_away(
+        Complaint::kSettings,
+        {Code::kMismatch, fmt::format("{} and {} run with different settings (pieces of {} and "
+                                      "{} bytes): start all ranks with the same environment",
+                                      self_->name, name_, self_->piece_bytes, piece)},
+        out);
   }
   if (state_ != State::kRunning) return;
   hello_.assign(body.begin(), body.end());
@@ -206,7 +214,7 @@ void Handshake::on_answer(std::span<const std::byte> body, std::vector<std::byte
   auto wire = r.get<uint32_t>();
   auto build = r.get_string(64);
   if (r.ok() && (wire != self_->wire_version || build != self_->build)) {
-    fail(version_mismatch(*self_, name_, wire, build), true);
+    fail(Complaint::kVersion, version_mismatch(*self_, name_, wire, build), true);
     return;
   }
   r.get_bytes(kNonce);
@@ -215,12 +223,14 @@ void Handshake::on_answer(std::span<const std::byte> body, std::vector<std::byte
   auto signed_bytes = body.size() - r.remaining();
   auto code = r.get_bytes(kMacBytes);
   if (!r.ok() || r.remaining() != 0) {
-    fail({Code::kUnauthenticated, fmt::format("{} sent a malformed answer", name_)}, false);
+    fail(Complaint::kForm,
+         {Code::kUnauthenticated, fmt::format("{} sent a malformed answer", name_)}, false);
     return;
   }
   answer_.assign(body.begin(), body.begin() + static_cast<std::ptrdiff_t>(signed_bytes));
   if (!equal_secret(code, proof_of(*self_, "acceptor", hello_, answer_))) {
-    fail({Code::kUnauthenticated,
+    fail(Complaint::kSecret,
+         {Code::kUnauthenticated,
           fmt::format(
               "{} does not hold the secret that {} holds: give all ranks the same PACELINE_SECRET",
               name_, self_->name)},
@@ -229,6 +239,7 @@ void Handshake::on_answer(std::span<const std::byte> body, std::vector<std::byte
   }
   if (rank != peer_ || (incarnation_ != 0 && incarnation != incarnation_)) {
     fail(
+        Complaint::kPlace,
         {Code::kPeerLost, fmt::format("{} is gone: another process answers at its address", name_)},
         true);
     return;
@@ -240,12 +251,13 @@ void Handshake::on_answer(std::span<const std::byte> body, std::vector<std::byte
 
 void Handshake::on_proof(std::span<const std::byte> body, std::vector<std::byte>& out) {
   if (!equal_secret(body, proof_of(*self_, "connector", hello_, answer_))) {
-    refuse(
+    turn_away(
+        Complaint::kSecret,
         {Code::kUnauthenticated,
          fmt::format(
              "{} does not hold the secret that {} holds: give all ranks the same PACELINE_SECRET",
              name_, self_->name)},
-        false, 0, out);
+        out);
     return;
   }
   state_ = State::kProven;
@@ -256,7 +268,8 @@ void Handshake::on_verdict(uint8_t kind, std::span<const std::byte> body) {
   if (kind == kAccept) {
     count_ = r.get<uint32_t>();
     if (!r.ok() || r.remaining() != 0) {
-      fail({Code::kUnauthenticated, fmt::format("{} sent a malformed verdict", name_)}, false);
+      fail(Complaint::kForm,
+           {Code::kUnauthenticated, fmt::format("{} sent a malformed verdict", name_)}, false);
       return;
     }
     state_ = State::kDone;
@@ -267,7 +280,8 @@ void Handshake::on_verdict(uint8_t kind, std::span<const std::byte> body) {
   count_ = r.get<uint32_t>();
   auto why = r.get_string(1024);
   if (!r.ok() || r.remaining() != 0 || code == 0 || code > static_cast<uint8_t>(Code::kInternal)) {
-    fail({Code::kUnauthenticated, fmt::format("{} sent a malformed refusal", name_)}, false);
+    fail(Complaint::kForm,
+         {Code::kUnauthenticated, fmt::format("{} sent a malformed refusal", name_)}, false);
     return;
   }
   if (duplicate != 0) {
@@ -277,7 +291,8 @@ void Handshake::on_verdict(uint8_t kind, std::span<const std::byte> body) {
   for (char& c : why) {  // it comes from a stranger, perhaps: no control characters into our log
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
   }
-  fail({static_cast<Code>(code), fmt::format("{} refused the connection: {}", name_, why)}, true);
+  fail(Complaint::kVerdict,
+       {static_cast<Code>(code), fmt::format("{} refused the connection: {}", name_, why)}, true);
 }
 
 void Handshake::accept(uint32_t count, std::vector<std::byte>& out) {
@@ -289,13 +304,23 @@ void Handshake::accept(uint32_t count, std::vector<std::byte>& out) {
 
 void Handshake::refuse(const Status& why, bool is_duplicate, uint32_t count,
                        std::vector<std::byte>& out) {
+  send_refusal(why, is_duplicate, count, out);
+  fail(Complaint::kMember, why, true);
+}
+
+void Handshake::turn_away(Complaint about, const Status& why, std::vector<std::byte>& out) {
+  send_refusal(why, false, 0, out);
+  fail(about, why, true);
+}
+
+void Handshake::send_refusal(const Status& why, bool is_duplicate, uint32_t count,
+                             std::vector<std::byte>& out) {
   ByteWriter w;
   w.put(static_cast<uint8_t>(why.code()));
   w.put(static_cast<uint8_t>(is_duplicate ? 1 : 0));
   w.put(count);
   w.put_string(shortened(why.message(), 1024));
   put_message(kRefuse, w.bytes(), out);
-  fail(why, true);
 }
 
 }  // namespace paceline::wire

@@ -60,6 +60,20 @@ class Handshake {
                  ///< there were
     kFailed,     ///< see status()
   };
+  /// What a failure is about. Many have one code: a port scan's first word and another secret are both
+  /// kUnauthenticated.
+  enum class Complaint {
+    kProtocol,  ///< no message of ours
+    kOrder,     ///< a message out of its turn
+    kForm,      ///< a message that can't be read
+    kVersion,
+    kJob,
+    kSettings,
+    kSecret,
+    kPlace,    ///< another rank was looked for, or another process answers
+    kMember,   ///< it has proven itself, and can't be that rank
+    kVerdict,  ///< connector: what the other side complains of
+  };
 
   /// `incarnation` 0: not known yet. `name` is the peer's, for messages.
   static Handshake connector(const Identity& self, Rank peer, uint64_t incarnation,
@@ -71,10 +85,13 @@ class Handshake {
   std::size_t feed(std::span<const std::byte> in, std::vector<std::byte>& out);
 
   void accept(uint32_t count, std::vector<std::byte>& out);
+  /// With a complaint of kMember.
   void refuse(const Status& why, bool is_duplicate, uint32_t count, std::vector<std::byte>& out);
 
   [[nodiscard]] State state() const { return state_; }
   [[nodiscard]] const Status& status() const { return status_; }
+  /// Of a kFailed one.
+  [[nodiscard]] Complaint complaint() const { return complaint_; }
   /// True when kFailed speaks of the peer itself (versions, secret, another process), so that
   /// trying again is useless.
   [[nodiscard]] bool is_final() const { return final_; }
@@ -92,11 +109,15 @@ class Handshake {
   void on_answer(std::span<const std::byte> body, std::vector<std::byte>& out);
   void on_proof(std::span<const std::byte> body, std::vector<std::byte>& out);
   void on_verdict(uint8_t kind, std::span<const std::byte> body);
-  void fail(Status why, bool is_final);
+  void fail(Complaint about, Status why, bool is_final);
+  void turn_away(Complaint about, const Status& why, std::vector<std::byte>& out);
+  void send_refusal(const Status& why, bool is_duplicate, uint32_t count,
+                    std::vector<std::byte>& out);
 
   const Identity* self_;
   State state_ = State::kRunning;
   Status status_;
+  Complaint complaint_ = Complaint::kProtocol;
   bool final_ = false;
   bool is_connector_ = false;
   bool answered_ = false;

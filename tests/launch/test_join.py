@@ -157,3 +157,12 @@ def test_a_port_that_this_user_may_not_take_is_named_with_the_setting(python):
     )
     assert "can't listen on 127.0.0.1:80: Permission denied" in result.stdout, result.stdout + result.stderr
     assert "choose one from 1024 on by PACELINE_PORT on all ranks" in result.stdout, result.stdout
+
+
+@pytest.mark.parametrize("variable", ["PACELINE_PORT", "PERSEUS_MASTER_PORT"])
+def test_a_port_that_is_taken_is_named_with_the_variable_that_chose_it(python, variable):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = run([python, "-c", JOIN, "5"], RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", **{variable: port})
+    wanted = f"port {port} of 127.0.0.1 is taken by another program: choose a free one by {variable} on all ranks"
+    assert wanted in result.stdout, result.stdout + result.stderr

@@ -358,6 +358,35 @@ def test_a_script_for_torchs_launcher_under_plain_mpirun(python, mpirun, tmp_pat
     expect_same_gradients(tmp_path, 2)
 
 
+IMAGES = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1",
+          "MASTER_PORT": 1}  # fmt: skip
+#: What a process that a rank starts makes of torch's variables, on import of the same face.
+CHILDS = """
+import json, os, subprocess, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+own = [os.environ[name] for name in names]
+childs = f"import FACE, json, os; print(json.dumps([os.environ[name] for name in {names}]))"
+for _ in range(2):
+    assert json.loads(subprocess.check_output([sys.executable, "-c", childs], timeout=60)) == own
+assert own[0] == own[2] and own[1] == own[3] == "2", own
+"""
+
+
+@pytest.mark.parametrize("mpirun", MPIRUN, ids=["Open MPI", "MPICH"])
+@pytest.mark.parametrize("variable", ["PACELINE_USE_DDP_LAUNCHER", "PERSEUS_USE_DDP_LAUNCHER"])
+@pytest.mark.parametrize("face", ["paceline.torch", "paceline.compat.perseus"])
+def test_which_launcher_comes_first_for_a_torch_script(python, mpirun, variable, face, tmp_path):
+    """In an image that sets torch's variables. What a rank starts in its turn keeps what the rank has."""
+    script = DDP.replace("dist.destroy_process_group()", CHILDS + "dist.destroy_process_group()")
+    script = script.replace("paceline.torch", face).replace("FACE", face)
+    result = run([*mpirun, "-np", 2, python, "-c", script, tmp_path], **IMAGES, **{variable: 0})
+    assert result.returncode == 0, result.stdout + result.stderr
+    expect_same_gradients(tmp_path, 2)
+    kept = f"import {face}, os; assert all(os.environ[name] == str(value) for name, value in {IMAGES}.items())"
+    result = run([*mpirun, "-np", 2, python, "-c", kept], **IMAGES, **{variable: 1})
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 OFF = DDP.replace("import paceline.torch", "import FACE").replace(
     "attachment_of(model)  # raises where the model does not travel through Paceline",
     """
@@ -371,7 +400,7 @@ assert "_paceline_patched" not in vars(torch.nn.parallel.DistributedDataParallel
 """,
 )
 # A thread of torch's own Gloo, which trains here, may end the process by std::terminate() while Python ends.
-OFF += "os._exit(0)\n"
+OFF += "import time; time.sleep(1)\n"
 
 
 @pytest.mark.parametrize(

@@ -345,6 +345,45 @@ def test_this_machine_s_addresses_and_whole_name_need_no_ssh(paceline, tmp_path)
     assert sorted(result.stdout.splitlines()) == ["0/4", "1/4", "2/4", "3/4"]
 
 
+def to_another_host(paceline, tmp_path, **settings):
+    """Of a job on this host and on one that no interface has, what the ranks are told of where to meet.
+
+    The network is one of its own, whose way to the other host leaves from 198.51.100.7.
+    """
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    ssh.chmod(0o755)
+    net = (
+        "ip link set lo up && ip addr add 198.51.100.7/32 dev lo && "
+        "ip route add local 192.0.2.0/24 dev lo src 198.51.100.7"
+    )
+    told = 'echo "${PACELINE_RENDEZVOUS%:*} $MASTER_ADDR"'
+    command = [paceline, "run", "--ssh", ssh, "-H", "localhost:1,192.0.2.9:1", "--", "sh", "-c", told]
+    return run(["unshare", "--net", "sh", "-c", net + ' && exec "$@"', "sh", *command], **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "address"),
+    [
+        ({}, "198.51.100.7"),
+        ({"PACELINE_INTERFACE": "lo", "NCCL_SOCKET_IFNAME": "nosuch9"}, "127.0.0.1"),
+        ({"NCCL_SOCKET_IFNAME": "lo"}, "127.0.0.1"),
+        ({"HOROVOD_GLOO_IFACE": "lo"}, "127.0.0.1"),
+        ({"PERSEUS_NCCL_NETWORK_INTERFACE": "lo", "PERSEUS_GLOO_NETWORK_INTERFACE": "nosuch9"}, "127.0.0.1"),
+    ],
+)
+def test_the_interface_by_any_of_its_names_is_where_ranks_meet(paceline, tmp_path, settings, address):
+    result = to_another_host(paceline, tmp_path, **settings)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [f"{address} {address}"] * 2, result.stdout
+
+
+def test_an_interface_that_is_not_there_is_named_with_the_variable_that_asks_for_it(paceline, tmp_path):
+    result = to_another_host(paceline, tmp_path, HOROVOD_GLOO_IFACE="nosuch9")
+    assert result.returncode == 2 and not result.stdout, result.stdout
+    assert "HOROVOD_GLOO_IFACE" in result.stderr and "nosuch9" in result.stderr, result.stderr
+
+
 def test_lines_of_other_systems_are_marked_once(paceline):
     result = run([paceline, "run", "-np", 1, "--prefix-output", "--", "printf", r"a\r\nb\r5 %%\r6 %%\n"])
     assert result.stdout == "[0]<stdout> a\n[0]<stdout> b\n[0]<stdout> 5 %\n[0]<stdout> 6 %\n", ascii(result.stdout)

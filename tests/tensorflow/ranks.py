@@ -419,6 +419,29 @@ def unnamed_operations_keep_no_residual():
 
 
 @case
+def fp16_sends_half_of_the_bytes():
+    """With fp16 from the settings, of two ranks: each gives its float32 away once, in half of its bytes."""
+    everyone = inputs((1 << 20,), "float32", 46)
+
+    def total(x):
+        return pl.allreduce(x, op=pl.Sum, name="halved")
+
+    for how in (total, tf.function(total)):
+        for dtype, share in (("float32", 1 / 2), ("float64", 1)):
+            mine = tf.constant(everyone[pl.rank()].astype(dtype))
+            before = pl._communicator.stats()["wire_sent"]
+            got = how(mine).numpy()
+            sent = (pl._communicator.stats()["wire_sent"] - before) / everyone[0].astype(dtype).nbytes
+            assert share <= sent < 1.01 * share, (dtype, sent)
+            exact = everyone.astype(dtype).sum(0)
+            if share == 1:
+                np.testing.assert_array_equal(got, exact)
+            else:
+                assert (got != exact).any()
+                np.testing.assert_allclose(got, exact, rtol=2**-10, atol=2**-9)  # two roundings to 11 bits
+
+
+@case
 def session_of_version_one():
     everyone = inputs((4, 5), "float32", 21)
     with tf.Graph().as_default():

@@ -23,13 +23,14 @@ DEADLY = "a_killed_rank_is_named"
 LEFT_OUT = "left_out_by_one_rank"
 LEFT = "left_by_one_rank"
 TOPK = "unnamed_operations_keep_no_residual"
+FP16 = "fp16_sends_half_of_the_bytes"
 
 
 def names():
-    """The cases that share a run; the other one wants settings of its own, and what ends a job is in endings.py."""
+    """The cases that share a run; the others want settings of their own, and what ends a job is in endings.py."""
     tree = ast.parse(RANKS.read_text())
     cases = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.decorator_list]
-    return [name for name in cases if name != TOPK]
+    return [name for name in cases if name not in (TOPK, FP16)]
 
 
 def run_ranks(directory, size, cases, nodes=False, script=RANKS, **settings):
@@ -120,6 +121,10 @@ def test_left_by_one_rank(tmp_path):
 
 def test_unnamed_operations_under_topk(tmp_path):
     check(run_ranks(tmp_path, 2, [TOPK], nodes=True, PACELINE_CODEC="topk"), [TOPK])
+
+
+def test_fp16_from_the_settings(tmp_path):
+    check(run_ranks(tmp_path, 2, [FP16], nodes=True, PACELINE_CODEC="fp16"), [FP16])
 
 
 def test_shut_down_while_threads_call(tmp_path):

@@ -25,18 +25,18 @@ FIELDS = {
 
 
 def environment(**more):
-    ours = ("PACELINE_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
+    ours = ("PACELINE_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
     return {**{k: v for k, v in os.environ.items() if not k.startswith(ours)}, **more}
 
 
-def bench(*words, prefix=()):
+def bench(*words, prefix=(), **variables):
     """One process, as a user starts it."""
     return subprocess.run(
         [*prefix, PROGRAM, "bench", *map(str, words)],
         capture_output=True,
         text=True,
         timeout=120,
-        env=environment(),
+        env=environment(**variables),
         check=False,
     )
 
@@ -72,6 +72,42 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def table_rows(printed):
+    """The table's rows as {title: cell}; in a lab the rank stands before each."""
+    said = [re.sub(r"^\[0\] ", "", line).strip() for line in printed.splitlines()]
+    titles = next(re.findall(r"\S+ us|of it|\S+", line) for line in said if " p50 us " in line)
+    cells = (
+        r"(\d+ [KM]?i?B)  (paceline|gloo) " + r" *(\S+)" * 3 + r" +(-|\S+) +(-|\S+ %)" + r" +(-|\S+ MB)" * 2 + r"  (.+)"
+    )
+    rows = [found.groups() for line in said if (found := re.fullmatch(cells, line))]
+    return [dict(zip(titles, row, strict=True)) for row in rows]
+
+
+def expect_a_row_a_line(printed, rows):
+    """Each row shows its line's figures under the title of each."""
+    table = table_rows(printed)
+    assert [row["side"] for row in table] == [line.get("peer", "paceline") for line in rows], printed
+    for shown, line in zip(table, rows, strict=True):
+        number, unit = shown["bytes"].split()
+        assert int(number) * {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}[unit] == line["bytes"]
+        assert float(shown["p50 us"]) == pytest.approx(line["us_p50"], abs=0.051)
+        assert float(shown["p99 us"]) == pytest.approx(line["us_p99"], abs=0.051)
+        assert float(shown["GB/s"]) == pytest.approx(line["algbw"], abs=0.0051)
+        assert shown["plan"] == (f"torch {line['torch']}" if "peer" in line else line["plan"])
+        if line["floor_us"]:
+            assert float(shown["floor us"]) == pytest.approx(line["floor_us"], abs=0.051)
+            share = 100 * line["floor_us"] / line["us_p50"]
+            assert shown["of it"].endswith(" %") and float(shown["of it"][:-2]) == pytest.approx(share, abs=0.051)
+        else:
+            assert shown["floor us"] == shown["of it"] == "-"
+        for title, field in (("pred.", "bytes_predicted"), ("measured", "bytes_measured")):
+            if line[field]:
+                megabytes = re.fullmatch(r"([\d.]+) MB", shown[title])[1]
+                assert float(megabytes) == pytest.approx(line[field] / 1e6, abs=0.0051), title
+            else:
+                assert shown[title] == "-", title
+
+
 @pytest.mark.parametrize("operation", ["allreduce", "broadcast", "allgather", "reducescatter", "alltoall"])
 def test_every_operation_prints_and_writes_a_line_a_size(operation, tmp_path):
     report = tmp_path / "lines.json"
@@ -86,7 +122,7 @@ def test_every_operation_prints_and_writes_a_line_a_size(operation, tmp_path):
         assert row["algbw"] == pytest.approx(row["bytes"] / row["us_p50"] / 1e3)
         assert row["iterations"] == 4
         assert "peer" not in row
-    assert "96 KiB" in out
+    expect_a_row_a_line(out, rows)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +159,47 @@ def test_starts_ranks_itself():
     assert "2 ranks" in done.stdout
 
 
+#: Of the first task's step; a batch script has the first line alone, and nobody has started it as a rank.
+SLURM_BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "4"}
+SLURM_STEP = {**SLURM_BATCH, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+def test_a_batch_script_of_slurm_s_starts_ranks_itself():
+    words = ("allreduce", "--bytes", 4, "--iterations", 1, "--turns", 1)
+    done = bench(*words, "--np", 2, **SLURM_BATCH)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks" in done.stdout
+    done = bench(*words, **SLURM_BATCH)
+    assert done.returncode == 1 and "give --np N" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "4"}, "torch's launcher"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, "Open MPI"),
+        ({"PMI_FD": "7", "PMI_RANK": "0", "PMI_SIZE": "4"}, "MPICH"),
+        (SLURM_STEP, "Slurm"),
+        ({"PACELINE_RANK": "0", "PACELINE_SIZE": "4"}, "paceline run"),
+    ],
+)
+def test_another_number_of_ranks_than_the_launcher_s_is_refused(variables, launcher):
+    done = bench("allreduce", "--bytes", 4, "--np", 2, **variables)
+    assert done.returncode == 1 and not done.stdout
+    assert f"--np 2 starts 2 ranks, but {launcher} says that this is one of 4" in done.stderr
+    assert "leave --np out" in done.stderr
+
+
+def test_as_many_ranks_as_the_launcher_s_may_be_asked_for():
+    codes, out, err = ranks(2, "allreduce", "--bytes", 4, "--iterations", 1, "--turns", 1, "--np", 2)
+    assert codes == [0, 0] and "2 ranks" in out, err
+
+
+def test_half_of_what_a_launcher_says_is_named():
+    done = bench("allreduce", "--np", 2, RANK="0")
+    assert done.returncode == 1 and "RANK=0 is set but WORLD_SIZE is not" in done.stderr
+
+
 def test_vs_gloo_takes_turns_and_writes_peer_lines(tmp_path):
     pytest.importorskip("torch")
     report = tmp_path / "lines.json"
@@ -133,6 +210,26 @@ def test_vs_gloo_takes_turns_and_writes_peer_lines(tmp_path):
     assert codes == [0, 0], err
     assert [row.get("peer") for row in lines(report)] == [None, "gloo", None, "gloo"]
     assert "x gloo's time" in out
+
+
+def test_the_peer_s_python_is_the_one_asked_for_or_the_package_s_or_the_active_one(tmp_path):
+    """Who calls a package's program by its path has another environment active, or none."""
+    pythons = {}
+    for name in ("asked", "package", "active/bin"):
+        (tmp_path / name).mkdir(parents=True)
+        pythons[name] = stand_in(tmp_path / name, torch=name)
+    words = ("allreduce", "--bytes", 4, "--iterations", 1, "--turns", 1, "--vs", "gloo", "--json")
+
+    def taken(*asked, **variables):
+        report = tmp_path / "lines.json"
+        report.unlink(missing_ok=True)
+        codes, _, err = ranks(2, *words, report, *asked, **variables, VIRTUAL_ENV=tmp_path / "active")
+        assert codes == [0, 0], err
+        return lines(report)[1]["torch"]
+
+    assert taken("--python", pythons["asked"], PACELINE_PYTHON=pythons["package"]) == "asked"
+    assert taken(PACELINE_PYTHON=pythons["package"]) == "package"
+    assert taken() == "active/bin"
 
 
 def table_in_a_lab(path, *words, **variables):
@@ -152,7 +249,7 @@ def bench_in_a_lab(path, *words, **variables):
 
 @in_a_lab
 def test_in_a_lab_a_line_has_its_plan_its_bytes_and_its_floor(tmp_path):
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     words = ("--bytes", "1MiB", "--iterations", 6, "--turns", 2, "--vs", "gloo", "--python", sys.executable)
     (ours, theirs), table = table_in_a_lab(tmp_path / "lines.json", *words, OMP_NUM_THREADS="2")
     common = {"op": "allreduce", "ranks": 2, "nodes": 2, "bytes": 1 << 20, "dtype": "float32", "codec": "none"}
@@ -160,7 +257,8 @@ def test_in_a_lab_a_line_has_its_plan_its_bytes_and_its_floor(tmp_path):
     assert ours.items() >= {**common, "plan": "ring all-reduce 2×1", "wire": "tcp, 2 flows"}.items()
     assert theirs.items() >= {**common, "plan": None, "wire": "gloo", "bytes_predicted": None, "peer": "gloo"}.items()
     assert ours.keys() == FIELDS | {"buffers", "iterations", "cores", "link_bps"}
-    assert theirs.keys() == ours.keys() | {"peer"}
+    assert theirs.keys() == ours.keys() | {"peer", "torch"}
+    assert theirs["torch"] == torch.__version__
     # Each of two ranks gives its buffer away once, in packets of 1,448 bytes with 66 of headers.
     assert ours["bytes_predicted"] == pytest.approx((1 << 20) / 1448 * 1514, rel=0.01)
     for row in (ours, theirs):
@@ -169,6 +267,7 @@ def test_in_a_lab_a_line_has_its_plan_its_bytes_and_its_floor(tmp_path):
         assert row["algbw"] == pytest.approx(row["bytes"] / row["us_p50"] / 1e3)
     assert ours["threads"] == theirs["threads"] == 1  # whatever a script would have
     assert re.search(r"x gloo's time$", table, re.MULTILINE)
+    expect_a_row_a_line(table, [ours, theirs])
 
 
 @in_a_lab
@@ -208,6 +307,33 @@ def test_links_carry_what_the_inner_groups_leave_to_them(inner, algorithm, plan,
     (row,) = lines(path)
     assert row["plan"] == plan
     assert row["bytes_predicted"] == pytest.approx(buffers * (4 << 20) / 1448 * 1514, rel=0.01)
+    assert row["bytes_measured"] == pytest.approx(row["bytes_predicted"], rel=0.02)
+
+
+@in_a_lab
+@pytest.mark.parametrize(
+    ("operation", "codec", "share"),
+    [
+        ("allreduce", "fp16", 2 / 3),  # of three ranks each gives two thirds away twice, in half of the bytes
+        ("allreduce", "topk", None),  # how long the positions of what is kept become, the codec alone knows
+        ("broadcast", "none", 1),
+        ("allgather", "none", 2 / 3),
+        ("reducescatter", "none", 2 / 3),
+        ("alltoall", "none", 2 / 3),
+    ],
+)
+def test_links_carry_what_was_predicted_of_every_operation_and_codec(operation, codec, share, tmp_path):
+    path = tmp_path / "lines.json"
+    words = ("bench", operation, "--bytes", "4MiB", "--codec", codec, "--ratio", "0.05", "--iterations", "6")
+    done = run_lab(
+        "--nodes", "3", "--rate", "1gbit", "--no-calibration", "--quiet",
+        command=[str(PROGRAM), *words, "--turns", "1", "--json", str(path)], timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = lines(path)
+    assert (row["op"], row["codec"], row["nodes"]) == (operation, codec, 3)
+    if share:
+        assert row["bytes_predicted"] == pytest.approx(share * (4 << 20) / 1448 * 1514, rel=0.01)
     assert row["bytes_measured"] == pytest.approx(row["bytes_predicted"], rel=0.02)
 
 
@@ -311,7 +437,7 @@ def test_a_plan_s_time_is_what_its_run_takes(codec, seconds, tmp_path):
 
 
 #: Stands in for Python with torch: answers every order with a millisecond an operation (two on rank 1), by three
-#: threads whatever it is told, and keeps what the order was and what the links had carried when it came.
+#: threads whatever it is told, and keeps what the order was and what a lab's links had carried when it came.
 PEER = """
 import json, os, sys
 sys.path.insert(0, {folder!r})
@@ -320,24 +446,31 @@ rank = int(sys.argv[2])
 if rank == 0:
     print("127.0.0.1 1", flush=True)
 sys.stdin.readline()
-print("ready", flush=True)
+print("ready", {torch!r}, flush=True)
 for line in sys.stdin:
     order = json.loads(line)
     with open({log!r} + str(rank), "a") as log:
-        log.write(json.dumps([order, read_links()[0]["up_bytes"]]) + "\\n")
+        log.write(json.dumps([order, "PACELINE_LAB_BYTES" in os.environ and read_links()[0]["up_bytes"]]) + "\\n")
     print(json.dumps({{"seconds": [(rank + 1) * 1e-3] * order["iterations"], "threads": 3}}), flush=True)
 """
+
+
+def stand_in(folder, torch="9.8.7"):
+    peer = folder / "python"
+    script = PEER.format(folder=str(TREE / "tools" / "demo"), log=f"{folder}/log", torch=torch)
+    peer.write_text(f"#!{sys.executable} -S\n{script}")
+    peer.chmod(0o755)
+    return peer
 
 
 @in_a_lab
 def test_both_sides_take_turns_in_an_order_that_is_drawn(tmp_path):
     turns, block = 24, 3
-    peer = tmp_path / "python"
-    script = PEER.format(folder=str(TREE / "tools" / "demo"), log=f"{tmp_path}/log")
-    peer.write_text(f"#!{sys.executable} -S\n{script}")
-    peer.chmod(0o755)
+    peer = stand_in(tmp_path)
     words = ("--bytes", "256KiB", "--iterations", turns * block, "--turns", turns, "--vs", "gloo", "--python", peer)
     (ours, theirs), table = table_in_a_lab(tmp_path / "lines.json", *words)
+    expect_a_row_a_line(table, [ours, theirs])
+    assert ours["us_p50"] < ours["us_p99"] and theirs["bytes_measured"], "so that no column stands for another"
     # The slowest rank's time, and each side's as often as was asked for.
     assert theirs["us_p50"] == theirs["us_p99"] == pytest.approx(2000)
     assert theirs["iterations"] == ours["iterations"] == turns * block
@@ -389,6 +522,7 @@ def test_bad_words_are_named(words, named):
         (["--json", "/nonexistent/x"], "No such file or directory): name a file in a folder that is there"),
         (["--json", "/"], "Is a directory): name a file"),
         (["--vs", "gloo", "--python", "/nonexistent/python"], "/nonexistent/python"),
+        (["--vs", "gloo", "--python", "/bin/false"], "if it has no torch, name an interpreter that has it by --python"),
     ],
 )
 def test_what_only_rank_0_can_find_out_ends_all(words, fix):

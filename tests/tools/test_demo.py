@@ -3,6 +3,7 @@
 import base64
 import html
 import json
+import os
 import re
 import subprocess
 import sys
@@ -117,6 +118,44 @@ def test_a_cluster_is_started_as_it_was_asked_for(tmp_path, monkeypatch):
     assert ranks[1] == str(DEMO / "compare.py") and ranks[ranks.index("--budget") + 1] == "50.0"
     chosen = ranks.index("--variants")
     assert ranks[chosen + 1 : chosen + 3] == NAMES[:2]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--clusters", "4"], "--clusters: '4' is not NODESxRANKS, such as 4x1 or 2x2"),
+        (["--clusters", "2x1", "0x2"], "--clusters: '0x2' is not NODESxRANKS"),
+        (["--clusters", "2x1x1"], "--clusters: '2x1x1' is not NODESxRANKS"),
+        (["--rounds", "0"], "--rounds: '0' is no whole number from 1 on"),
+        (["--rounds", "1.5"], "--rounds: '1.5' is no whole number from 1 on"),
+        (["--steps", "-1"], "--steps: '-1' is no whole number from 1 on"),
+        (["--budget", "0"], "--budget: '0' is no number of seconds above 0"),
+        (["--timeout", "nan"], "--timeout: 'nan' is no number of seconds above 0"),
+        (["--timeout", "soon"], "--timeout: 'soon' is no number of seconds above 0"),
+        (["--variants", "gloo"], "--variants: no-communication is what the others are compared with"),
+    ],
+)
+def test_words_that_would_train_nothing_are_named(words, named, tmp_path):
+    done = run_demo("--out", tmp_path / "out", *words)
+    assert done.returncode == 2 and named in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists() and "==>" not in done.stdout
+
+
+def test_a_cluster_that_takes_too_long_is_ended_by_name(tmp_path, monkeypatch):
+    """A program that would never end stands for the lab."""
+    hung = tmp_path / "hung"
+    hung.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nread nothing <{tmp_path}/nobody\n")
+    hung.chmod(0o755)
+    os.mkfifo(tmp_path / "nobody")
+    monkeypatch.setattr(demo, "program", lambda: hung)
+    args = demo.make_parser().parse_args(["--timeout", "3"])
+    with pytest.raises(SystemExit) as ended:
+        demo.run_cluster(2, 2, args, tmp_path)
+    assert ended.value.code == (
+        "demo: 2 × 2 took longer than 3 s and was ended: raise --timeout, or lower --budget or --rounds"
+    )
+    assert not Path(f"/proc/{int((tmp_path / 'pid').read_text())}").exists()
 
 
 @pytest.fixture

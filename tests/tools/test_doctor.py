@@ -252,6 +252,88 @@ def test_a_cuda_driver_that_does_is_good(tmp_path):
     assert {f["subject"]: f for f in json.loads(done.stdout)}["GPU"]["verdict"] == "ok"
 
 
+@pytest.mark.parametrize(
+    ("options", "verdict", "found"),
+    [
+        (["-DPACELINE_NCCL_VERSION=22809"], "ok", "libnccl.so.2, version 2.28.9"),
+        (["-DPACELINE_NCCL_VERSION=21304"], "note", "NCCL 2.13.4 (libnccl.so.2) is too old"),
+        (["-DPACELINE_NCCL_VERSION=22809", "-DPACELINE_NCCL_LACKS"], "note", "it lacks ncclBroadcast"),
+        (None, "note", "NCCL is missing"),
+    ],
+    ids=["new", "old", "a function less", "no library"],
+)
+def test_the_nccl_on_the_loader_s_path_is_named(tmp_path, options, verdict, found):
+    fake_driver(tmp_path, version=12040)
+    library, source = tmp_path / "libnccl.so.2", ROOT / "src" / "drivers" / "nccl" / "stand_in" / "old.cc"
+    if options is None:
+        library.touch()  # found before the system's, and no library
+    else:
+        subprocess.run(["c++", "-shared", "-fPIC", *options, "-o", library, source], check=True, timeout=60)
+    done = doctor("--json", under=WITH_A_DEVICE, LD_LIBRARY_PATH=str(tmp_path))
+    nccl = {f["subject"]: f for f in json.loads(done.stdout)}["NCCL"]
+    assert nccl["verdict"] == verdict and found in nccl["found"], nccl
+    assert ("PyTorch's wheels for CUDA bring their own" in nccl["fix"]) == (verdict != "ok")
+    assert done.returncode == doctor("--json").returncode, "a job starts all the same"
+
+
+def in_own(*spaces: str, then: str) -> tuple[str, ...]:
+    """Namespaces in which the shell's `then` has its way before what follows."""
+    user = () if os.geteuid() == 0 else ("--user", "--map-root-user")
+    return ("unshare", *user, *spaces, "sh", "-c", f'{then} && exec "$@"', "sh")
+
+
+def told(subject: str, under: tuple[str, ...]) -> dict:
+    done = doctor("--json", under=under)
+    assert done.returncode in (0, 1), done.stderr
+    return {f["subject"]: f for f in json.loads(done.stdout)}[subject]
+
+
+def test_a_node_without_an_interface_is_pointed_out():
+    link = "mount -t sysfs none /sys && ip link add wire0 mtu 1400 type veth peer name other"
+    link += " && ip address add 10.9.8.7/24 dev wire0 && ip link set lo up && ip link set wire0"
+    spaces = ("--net", "--mount")
+    network = told("network", in_own(*spaces, then=f"{link} up"))
+    assert network["verdict"] == "ok" and network["found"].startswith("wire0 (MTU 1400"), network
+    network = told("network", in_own(*spaces, then=f"{link} down"))
+    assert network["verdict"] == "note" and network["found"] == "no interface besides loopback is up"
+    assert "ip link set" in network["fix"]
+
+
+@pytest.mark.parametrize(("largest", "verdict"), [(4 << 20, "ok"), ((4 << 20) - 1, "warning"), (212992, "warning")])
+def test_small_buffers_of_tcp_are_pointed_out(largest, verdict):
+    sizes = in_own("--net", then=f"echo 4096 16384 {largest} >/proc/sys/net/ipv4/tcp_wmem")
+    buffers = told("TCP buffers", sizes)
+    assert (buffers["verdict"], buffers["found"]) == (verdict, f"up to {largest // 1024} KiB a flow")
+    assert ("sysctl -w net.ipv4.tcp_wmem=" in buffers["fix"]) == (verdict == "warning")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_host_name_that_nobody_knows_is_pointed_out(tmp_path, known):
+    """Only the file of hosts is asked, whatever this machine would ask besides."""
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n" + "127.0.1.1 node7.invalid\n" * known)
+    (tmp_path / "nsswitch.conf").write_text("hosts: files\n")
+    mounts = [f"mount --bind {tmp_path}/{name} /etc/{name}" for name in ("hosts", "nsswitch.conf")]
+    name = told("host name", in_own("--uts", "--mount", then=" && ".join(["hostname node7.invalid", *mounts])))
+    if known:
+        assert (name["verdict"], name["found"], name["fix"]) == ("ok", "node7.invalid", "")
+    else:
+        assert name["verdict"] == "note" and name["found"].startswith("node7.invalid does not resolve: ")
+        assert "/etc/hosts" in name["fix"] and "MASTER_ADDR" in name["fix"]
+
+
+@pytest.mark.parametrize("missing", [["ip"], ["tc"], ["ip", "tc"]])
+def test_what_the_lab_lacks_is_named(missing):
+    """Wherever it lies: something that nobody can run lies there instead."""
+    folders = ["/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin", *os.environ["PATH"].split(":")]
+    places = {os.path.realpath(path) for d in folders for t in missing if os.path.exists(path := f"{d}/{t}")}
+    assert len(places) >= len(missing), "iproute2 is not installed"
+    hidden = " && ".join(f"mount --bind /dev/null {place}" for place in places)
+    lab = told("paceline lab", in_own("--mount", then=hidden))
+    assert lab["verdict"] == "note" and "iproute2" in lab["fix"]
+    named = lab["found"].removeprefix("cannot shape links here: no ").split(", ")
+    assert [name for name in named if name not in ("root", "nor user namespaces")] == missing
+
+
 def shared_memory_of(size: str) -> tuple[str, ...]:
     mount = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
     return ("unshare", "--mount", "sh", "-c", mount, "sh")

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,10 @@ def package(tmp_path):
     return package
 
 
-def command(package, *words):
+def command(package, *words, python=sys.executable):
     start = "import paceline._cli; paceline._cli.main()"
     return subprocess.run(
-        [sys.executable, "-c", start, *words],
+        [python, "-c", start, *words],
         cwd=package.parent,
         env={"PYTHONPATH": str(package.parent), "PATH": "/usr/bin:/bin"},
         capture_output=True,
@@ -36,6 +37,18 @@ def test_the_program_gets_its_words_and_its_executable_bit(package):
     shutil.copy(ROOT / "build/bin/paceline", package / "bin" / "paceline")
     (package / "bin" / "paceline").chmod(0o644)
     assert command(package, "run", "-np", "1", "echo", "two words").stdout == "two words\n"
+
+
+def test_the_bench_s_peer_is_the_package_s_python(package):
+    """Where no environment is active, too. One without torch is named, and no other one is taken in its place."""
+    shutil.copy(ROOT / "build/bin/paceline", package / "bin" / "paceline")
+    venv.create(package.parent / "environment", symlinks=True, with_pip=False)
+    python = package.parent / "environment" / "bin" / "python"
+    done = command(package, "bench", "allreduce", "--np", "2", "--bytes", "4", "--vs", "gloo", python=python)
+    assert done.returncode != 0
+    assert f"{python}: No module named 'torch'" in done.stderr, done.stderr
+    assert f"{python} has ended" in done.stderr and "by --python" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_program_that_is_not_there_is_named(package):

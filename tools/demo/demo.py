@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -63,7 +65,13 @@ def run_cluster(nodes: int, slots: int, args, out: Path) -> dict:
     path = os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
     env = {**settings(), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
     print(f"==> {nodes} nodes × {slots} rank{'s' if slots > 1 else ''} at {args.rate}", flush=True)
-    code = subprocess.run(command, env=env, check=False, timeout=args.timeout).returncode
+    try:
+        code = subprocess.run(command, env=env, check=False, timeout=args.timeout).returncode
+    except subprocess.TimeoutExpired:
+        sys.exit(
+            f"demo: {nodes} × {slots} took longer than {args.timeout:g} s and was ended: "
+            "raise --timeout, or lower --budget or --rounds"
+        )
     if code != 0 or not figures.exists():
         sys.exit(f"demo: the ranks on {nodes} × {slots} ended with exit code {code}; what they said is above")
     result = json.loads(figures.read_text())
@@ -122,18 +130,41 @@ def print_table(clusters: list[dict]) -> None:
             )
 
 
+def cluster_text(text: str) -> str:
+    """NODESxRANKS, as it is: "4x1"."""
+    if not re.fullmatch(r"[1-9][0-9]*x[1-9][0-9]*", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not NODESxRANKS, such as 4x1 or 2x2")
+    return text
+
+
+def from_one_on(text: str) -> int:
+    if not re.fullmatch(r"0*[1-9][0-9]*", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 1 on")
+    return int(text)
+
+
+def above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds above 0")
+    return value
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "demo")
     parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--rounds", type=int, default=14)
-    parser.add_argument("--steps", type=int, default=5, help="in a block")
-    parser.add_argument("--clusters", nargs="+", default=["4x1", "2x2"], help="NODESxRANKS")
+    parser.add_argument("--rounds", type=from_one_on, default=14)
+    parser.add_argument("--steps", type=from_one_on, default=5, help="in a block")
+    parser.add_argument("--clusters", nargs="+", type=cluster_text, default=["4x1", "2x2"], help="NODESxRANKS")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument(
-        "--budget", type=float, default=480, help="seconds of training in all; a slow machine trains less"
+        "--budget", type=above_zero, default=480, help="seconds of training in all; a slow machine trains less"
     )
-    parser.add_argument("--timeout", type=float, default=1200, help="seconds a cluster may take")
+    parser.add_argument("--timeout", type=above_zero, default=1200, help="seconds a cluster may take")
     return parser
 
 

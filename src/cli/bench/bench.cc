@@ -6,13 +6,13 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <optional>
 #include <random>
 
+#include "bootstrap/identity.h"
 #include "cli/bench/links.h"
 #include "cli/bench/measure.h"
 #include "cli/bench/ranks.h"
@@ -27,12 +27,10 @@ int fail(const Status& status) {
   return 1;
 }
 
-bool launched() {
-  for (const char* name :
-       {"PACELINE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
-    if (std::getenv(name) != nullptr) return true;
-  }
-  return false;
+/// As the communicator will find out.
+Result<bootstrap::Identity> who_started() {
+  PACELINE_ASSIGN(auto settings, Settings::load(Face::kPaceline));
+  return bootstrap::find_identity({}, {}, settings.flag("use_ddp_launcher"));
 }
 
 // The same words under `paceline run`, without --np.
@@ -106,11 +104,20 @@ Status bench_on(paceline_comm* comm, const Options& options) {
 }  // namespace
 
 int bench_main(const Options& options) {
-  if (!launched()) {
+  const auto identity = who_started();
+  if (!identity) return fail(identity.status());
+  if (identity->launcher == bootstrap::Launcher::kNone) {
     if (options.np > 0) return start_ranks(options.np);
     return fail({Code::kInvalidArgument,
                  "no launcher told this process its rank: give --np N, or start it by `paceline "
                  "run -np N -- paceline bench …`, mpirun, torchrun or `paceline lab`"});
+  }
+  if (options.np > 0 && options.np != identity->size) {
+    return fail(
+        {Code::kInvalidArgument,
+         fmt::format("--np {0} starts {0} ranks, but {1} says that this is one of {2}: leave "
+                     "--np out, or have {1} start {0}",
+                     options.np, bootstrap::launcher_name(identity->launcher), identity->size)});
   }
   signal(SIGPIPE, SIG_IGN);
   paceline_comm_options create{};

@@ -148,6 +148,7 @@ Result<Row> measure(paceline_comm* comm, const paceline_identity& who, const Opt
   if (both) {
     row.peer.emplace();
     row.peer_threads = peer->threads();
+    row.peer_torch = peer->torch();
   }
   for (int t = 0; t < options.turns; ++t) {
     bool we_begin = (random() & 1) != 0;

@@ -26,6 +26,7 @@ struct Row {
   std::string peer_refusal;  ///< why the peer has no figures
   int threads = 1;           ///< the most that a computation of rank 0's operation had parts for
   int peer_threads = 0;      ///< of rank 0's peer
+  std::string peer_torch;    ///< and its torch's version
   uint64_t predicted_bytes = 0;  ///< per operation of ours
   std::string plan;
   std::string codec;

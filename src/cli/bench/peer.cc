@@ -20,6 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr double kStartSeconds = 180;  // importing torch on a busy machine
 constexpr double kRunSeconds = 600;
+constexpr const char* kReady = "ready ";  // what follows is torch's version
 
 fs::path program_folder() { return fs::read_symlink("/proc/self/exe").parent_path(); }
 
@@ -34,8 +35,10 @@ Result<std::string> script() {
                 "--vs gloo: _bench_gloo.py is not beside this program; reinstall the package");
 }
 
+/// The package's own before an environment that is active: who calls a program by its path means what lies beside it.
 std::string interpreter(const Options& options) {
   if (!options.python.empty()) return options.python;
+  if (const char* own = std::getenv("PACELINE_PYTHON"); own != nullptr && *own != '\0') return own;
   if (const char* venv = std::getenv("VIRTUAL_ENV")) return std::string(venv) + "/bin/python";
   fs::path tree = program_folder().parent_path().parent_path() / ".venv/bin/python";
   return fs::exists(tree) ? tree.string() : "python3";
@@ -89,7 +92,7 @@ Result<std::unique_ptr<GlooPeer>> GlooPeer::spawn(const Options& options,
   posix_spawn_file_actions_destroy(&actions);
   close(down.read);
   close(up.write);
-  std::unique_ptr<GlooPeer> peer(new GlooPeer(failed ? 0 : pid, down.write, up.read));
+  std::unique_ptr<GlooPeer> peer(new GlooPeer(words[0], failed ? 0 : pid, down.write, up.read));
   if (failed) {
     return Status(Code::kUnavailable,
                   fmt::format("--vs gloo: {} can't be started: {}; name an interpreter that has "
@@ -116,7 +119,10 @@ Result<std::unique_ptr<GlooPeer>> GlooPeer::start(
   if (address.empty()) return Status(Code::kAborted, "--vs gloo: rank 0's peer did not start");
   PACELINE_RETURN_IF_ERROR((*peer)->write_line(address));
   PACELINE_ASSIGN(auto ready, (*peer)->read_line(kStartSeconds));
-  if (ready != "ready") return Status(Code::kUnavailable, "--vs gloo: " + ready);
+  if (!ready.starts_with(kReady))
+    return Status(Code::kUnavailable,
+                  fmt::format("--vs gloo: {} says: {}", (*peer)->python_, ready));
+  (*peer)->torch_ = ready.substr(std::strlen(kReady));
   return peer;
 }
 
@@ -133,12 +139,19 @@ GlooPeer::~GlooPeer() {
   waitpid(pid_, nullptr, 0);
 }
 
+Status GlooPeer::gone() const {
+  return {
+      Code::kPeerLost,
+      fmt::format("--vs gloo: {} has ended (what it said is above); if it has no torch, name an "
+                  "interpreter that has it by --python",
+                  python_)};
+}
+
 Status GlooPeer::write_line(const std::string& line) const {
   std::string text = line + "\n";
   for (std::size_t at = 0; at < text.size();) {
     ssize_t n = write(to_, text.data() + at, text.size() - at);
-    if (n <= 0)
-      return {Code::kPeerLost, "--vs gloo: the Python process has gone; its message is above"};
+    if (n <= 0) return gone();
     at += static_cast<std::size_t>(n);
   }
   return Status::ok();
@@ -153,13 +166,12 @@ Result<std::string> GlooPeer::read_line(double seconds) {
     }
     pollfd fd{from_, POLLIN, 0};
     if (poll(&fd, 1, static_cast<int>(seconds * 1000)) == 0) {
-      return Status(Code::kTimeout, fmt::format("--vs gloo: no answer for {} s", seconds));
+      return Status(Code::kTimeout,
+                    fmt::format("--vs gloo: no answer of {} for {} s", python_, seconds));
     }
     char buffer[65536];
     ssize_t n = read(from_, buffer, sizeof buffer);
-    if (n <= 0)
-      return Status(Code::kPeerLost,
-                    "--vs gloo: the Python process has gone; its message is above");
+    if (n <= 0) return gone();
     buffered_.append(buffer, static_cast<std::size_t>(n));
   }
 }

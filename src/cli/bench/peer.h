@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/bench/bench.h"
@@ -25,18 +26,25 @@ class GlooPeer {
                                   int threads);
   /// That torch computed with in the last run.
   [[nodiscard]] int threads() const { return threads_; }
+  /// "2.9.1": the version of its torch.
+  [[nodiscard]] const std::string& torch() const { return torch_; }
 
  private:
-  GlooPeer(int pid, int to, int from) : pid_(pid), to_(to), from_(from) {}
+  GlooPeer(std::string python, int pid, int to, int from)
+      : python_(std::move(python)), pid_(pid), to_(to), from_(from) {}
   static Result<std::unique_ptr<GlooPeer>> spawn(const Options& options,
                                                  const paceline_identity& who);
   Status write_line(const std::string& line) const;
   Result<std::string> read_line(double seconds);
+  /// Its end, which it has explained on standard error, or not.
+  [[nodiscard]] Status gone() const;
 
+  std::string python_;  ///< the interpreter
   int pid_;
   int to_;
   int from_;
   int threads_ = 0;
+  std::string torch_;
   std::string buffered_;
 };
 

@@ -67,7 +67,8 @@ std::string Report::side(const Row& row, const Figures& f, const char* name) con
                      static_cast<double>(row.bytes) / p50 / 1e9, optional_text(floor, "{:.1f}"),
                      optional_text(100 * floor / (p50 * 1e6), "{:.1f} %"),
                      ours ? megabytes(row.predicted_bytes) : "-",
-                     megabytes(f.link_bytes.value_or(0)), ours ? row.plan : "");
+                     megabytes(f.link_bytes.value_or(0)),
+                     ours ? row.plan : "torch " + row.peer_torch);
 }
 
 std::string Report::line(const Row& row, const Figures& f, bool peer) const {
@@ -94,7 +95,10 @@ std::string Report::line(const Row& row, const Figures& f, bool peer) const {
   j["cores"] = std::thread::hardware_concurrency();
   j["link_bps"] = link_ > 0 ? nlohmann::ordered_json(link_) : nlohmann::ordered_json();
   j["threads"] = peer ? row.peer_threads : row.threads;
-  if (peer) j["peer"] = options_.versus;
+  if (peer) {
+    j["peer"] = options_.versus;
+    j["torch"] = row.peer_torch;
+  }
   return j.dump();
 }
 

@@ -232,7 +232,7 @@ void TcpChannelImpl::handle_handshake(Connection& c, uint32_t what) {
     // A duplicate is no stranger, and a stranger is mentioned once for each kind of complaint: what it says it is may be
     // another each time.
     if (h.status().code() != Code::kUnavailable &&
-        log::first(fmt::format("tcp refused {}", static_cast<int>(h.status().code())))) {
+        log::first(fmt::format("tcp refused {}", static_cast<int>(h.complaint())))) {
       log::warning("a connection was refused: {}", h.status().message());
     }
     if (w.end == IoEnd::kBlocked) {
