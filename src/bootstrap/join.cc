@@ -58,7 +58,7 @@ class Joining {
  private:
   Result<std::unique_ptr<Job>> join_newest_start();
   Result<std::unique_ptr<Job>> join_once();
-  bool is_started_again(Starts& starts);
+  bool is_started_again(Starts& starts, const Status& failure);
   Status agree_on_secret();
   Status who_is_missing(const Status& otherwise);
   Status listen();
@@ -259,19 +259,24 @@ Result<std::unique_ptr<Job>> Joining::join_newest_start() {
     auto job = join_once();
     if (job) return job;
     channels_.reset();
-    if (!is_started_again(starts)) return job;
+    if (!is_started_again(starts, job.status())) return job;
     early_ = {};
     rendezvous_.secret = given;
   }
 }
 
-/// After a failure. Where rank 0 made this start long ago its successor may still be on its way.
-bool Joining::is_started_again(Starts& starts) {
+/// Where rank 0 made this start before this process began and nobody answers any more, its successor may be on its way.
+/// What a living rank says, as of another secret or setting, is final.
+bool Joining::is_started_again(Starts& starts, const Status& failure) {
   while (true) {
     auto newer = starts.find_newest();
     if (!newer) return false;
     if (*newer) return true;
-    if (!starts.is_older_than_this_process() || clock_.now() >= deadline_) return false;
+    const bool is_final = failure.code() == Code::kUnauthenticated ||
+                          failure.code() == Code::kMismatch ||
+                          failure.code() == Code::kInvalidArgument;
+    const bool may_be_over = !is_final && starts.is_older_than_this_process();
+    if (!may_be_over || clock_.now() >= deadline_) return false;
     doze(after(clock_.now(), kLongestSleep));
   }
 }
