@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <ctime>
 #include <fstream>
 #include <iterator>
+#include <string_view>
 #include <utility>
 
 namespace paceline::bootstrap {
@@ -18,6 +20,13 @@ int64_t now_us(clockid_t clock) {
   timespec now{};
   ::clock_gettime(clock, &now);
   return static_cast<int64_t>(now.tv_sec) * 1'000'000 + now.tv_nsec / 1000;
+}
+
+/// 0 where it is none.
+int64_t number_of(std::string_view text) {
+  int64_t number = 0;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return number;
 }
 
 }  // namespace
@@ -92,8 +101,7 @@ Result<bool> Starts::find_newest() {
     if (!made) return found;
     found = found || number > 0;
     number_ = number;
-    made_us_ = 1;  // whatever else is written there, it is made
-    std::from_chars(made->data(), made->data() + made->size(), made_us_);
+    made_us_ = std::max(number_of(*made), int64_t{1});  // whatever is written there, it is made
   }
 }
 
