@@ -10,14 +10,17 @@
 
 namespace paceline::bootstrap {
 
-/// Over the callbacks of comm.h. Calls come from the thread that calls get() and put().
+/// A store handed in through the C ABI: over the callbacks of comm.h, which are used while paceline_comm_create() runs, on
+/// its thread.
 class StoreKeyValue final : public KeyValue {
  public:
   explicit StoreKeyValue(const paceline_store& store) : store_(store) {}
   Status put(const std::string& key, const std::string& value) override;
   Result<std::optional<std::string>> get(const std::string& key) override;
   Status poll(Time) override { return {}; }
-  [[nodiscard]] std::string describe() const override { return "the store of the caller"; }
+  [[nodiscard]] std::string describe() const override { return "the caller's store"; }
+  /// It is the job's own store (torchrun's, say): whoever can read it is in the job already, so where nobody set a secret,
+  /// rank 0's travels by it. It protects as far as that store's port is protected; PACELINE_SECRET protects further.
   [[nodiscard]] bool is_private() const override { return true; }
   [[nodiscard]] bool outlives_ranks() const override { return true; }
 

@@ -5,10 +5,10 @@
 
 #include "base/log.h"
 #include "bootstrap/identity.h"
+#include "bootstrap/kv_store.h"
 #include "capi/handle.h"
 #include "capi/options.h"
 #include "capi/start_line.h"
-#include "capi/store.h"
 
 namespace paceline::capi {
 namespace {
@@ -60,7 +60,7 @@ Status create(const paceline_comm_options& o, paceline_comm** out) {
     join.size = o.size;
   }
   join.prefix = o.store_prefix == nullptr ? "" : o.store_prefix;
-  if (o.store != nullptr) join.store = wrap_store(*o.store);
+  if (o.store != nullptr) join.store = std::make_shared<bootstrap::StoreKeyValue>(*o.store);
   join.settings = &comm->settings;
   join.timeout_s = o.timeout_s;
   auto launched =
