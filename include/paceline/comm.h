@@ -80,10 +80,11 @@ typedef struct paceline_comm_options {
   const paceline_store* store; /* NULL: the launcher's */
   const char*
       face; /* "paceline", "perseus", "tiacc_training", "light", "horovod": settings' family */
-  double timeout_s; /* 0: the settings' */
+  double timeout_s; /* for all ranks to come, and of operations; 0: the settings' */
   /* Who this process is in the whole job, for messages; read while it is created. NULL: what its launcher says of a job
    * of at least `size` ranks, else `rank`, which for a communicator of some of the job's ranks may be another. */
   const int32_t* job_rank;
+  double operation_timeout_s; /* of operations that give none of their own; 0: timeout_s, or the settings' */
 } paceline_comm_options;
 
 typedef struct paceline_identity {

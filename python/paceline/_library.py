@@ -53,6 +53,7 @@ class CommOptions(_Sized):
         ("face", c_char_p),
         ("timeout_s", c_double),
         ("job_rank", POINTER(c_int32)),
+        ("operation_timeout_s", c_double),
     ]
 
 

@@ -103,12 +103,23 @@ class Communicator:
     rank, size: -1 asks the launcher's environment. store: an object with put(key, bytes) and
     get(key) -> bytes | None that all ranks reach, or None for the launcher's. prefix tells communicators of one job
     apart. face: the settings' family ("paceline", "perseus", "tiacc_training", "light", "horovod").
-    timeout: seconds, 0 for the settings'. job_rank: who this process is in the whole job, for messages, where these
+    timeout: seconds, for all ranks to come and of operations, 0 for the settings'; operation_timeout: of operations,
+    where it is another. job_rank: who this process is in the whole job, for messages, where these
     are some of the job's ranks; None for what the launcher says of a job of at least size ranks, else rank. Blocks
     until all ranks are there. Raises a PacelineError named by the failure.
     """
 
-    def __init__(self, rank=-1, size=-1, store=None, prefix="", face="paceline", timeout=0.0, job_rank=None):
+    def __init__(
+        self,
+        rank=-1,
+        size=-1,
+        store=None,
+        prefix="",
+        face="paceline",
+        timeout=0.0,
+        job_rank=None,
+        operation_timeout=0.0,
+    ):
         self._library = _library.load()
         self._submit = self._library.paceline_submit
         self._handle = None
@@ -128,6 +139,7 @@ class Communicator:
             face=face.encode(),
             timeout_s=timeout,
             job_rank=None if job_rank is None else ctypes.pointer(ctypes.c_int32(job_rank)),
+            operation_timeout_s=operation_timeout,
         )
         handle = c_void_p()
         code = self._library.paceline_comm_create(byref(options), byref(handle))
@@ -494,7 +506,10 @@ def setting_precedence(name, face="paceline"):
 
 
 def _setting_row(name, face):
-    table = json.loads(_library.read_text(_library.load().paceline_settings_json, face.encode()))
+    text = _library.read_text(_library.load().paceline_settings_json, face.encode())
+    if not text:
+        check_settings(face)  # raises what is wrong with them
+    table = json.loads(text)
     return next(row for row in table if row["name"] == name)
 
 

@@ -87,7 +87,9 @@ constexpr SettingRow kRows[] = {
      "No start-up line and no warnings about settings; what PACELINE_LOG_LEVEL lets through, "
      "Python's own warnings and errors still appear."},
     {"log_level", kChoice, "warning", "trace|debug|info|warning|error|off",
-     "What is logged to standard error.", kLogLevel},
+     "What is logged to standard error: info how each rank has joined, debug also who else has and "
+     "every plan that is made.",
+     kLogLevel},
     // What travels.
     {"codec", kChoice, "none", "none|fp16|bf16|topk|int8",
      "How float32 gradients travel: none is exact; fp16 and bf16 halve the bytes; topk sends the "
@@ -259,12 +261,14 @@ constexpr SettingRow kRows[] = {
     {"shm_pull", kChoice, "auto", "auto|mapped|process_vm_readv|copy",
      "How ranks of one node read each other's memory."},
     // How long.
-    {"timeout", kNumber, "300", "0<..", "Seconds an operation may take before it fails by name.",
+    {"timeout", kNumber, "300", "0<..",
+     "Seconds an operation may take before it fails by name. Under torch, where it is not set: "
+     "as long as the process group's time-out.",
      kTimeout, "perseus=60"},
     {"start_timeout", kNumber, "120", "0<..", "Seconds to wait for all ranks at start-up.",
      kStartTimeout},
     {"peer_timeout", kNumber, "30", "0<..",
-     "Seconds a peer may stay silent before it counts as lost."},
+     "Seconds a peer on another node may stay silent before it counts as lost."},
     {"stall_check_disable",
      kFlag,
      "0",

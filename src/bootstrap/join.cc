@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,13 +22,16 @@
 #include "bootstrap/kv_mpi.h"
 #include "bootstrap/rendezvous.h"
 #include "bootstrap/starts.h"
+#include "wire/address.h"
 #include "wire/frame.h"
+#include "wire/tcp/socket.h"
 
 namespace paceline::bootstrap {
 namespace {
 
 constexpr double kLongestTimeout = 1e9;  // seconds; sums of several still fit
 constexpr Time kLongestSleep = 10 * kMillisecond;
+constexpr int kAnswerMs = 1000;                // of a rank that is called, wherever it is
 constexpr Time kAnswers = 300 * kMillisecond;  // of a space that is asked who is there
 
 /// A name of at most `limit` characters, another for each text: torch's groups have all their ranks in their names.
@@ -78,6 +82,7 @@ class Joining {
   std::optional<Channels> channels_;
   wire::Events early_;
   Topology topology_;
+  std::string contradicted_by_;  ///< see JoinMachine
 };
 
 Member self_of(const Settings& settings, Rank rank, std::string address) {
@@ -212,6 +217,7 @@ Status Joining::meet() {
   while (!machine.progress(clock_.now())) {
     doze(machine.next_timer());
   }
+  contradicted_by_ = machine.contradicted_by();
   PACELINE_RETURN_IF_ERROR(machine.status());
   topology_ = machine.take_topology();
   early_ = machine.take_early();
@@ -265,16 +271,31 @@ Result<std::unique_ptr<Job>> Joining::join_newest_start() {
   }
 }
 
+/// Whether somebody takes connections at a rank's address: its process lives.
+bool answers(const std::string& address) {
+  const auto at = wire::parse_endpoint(wire::address_field(address, "tcp").value_or(""));
+  if (!at) return false;
+  const auto connecting = wire::start_connect(*at, {});
+  if (!connecting) return false;
+  pollfd waiting{connecting->get(), POLLOUT, 0};
+  int error = 0;
+  socklen_t length = sizeof error;
+  return ::poll(&waiting, 1, kAnswerMs) == 1 &&
+         ::getsockopt(waiting.fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
+}
+
 /// Where rank 0 made this start before this process began and nobody answers any more, its successor may be on its way.
-/// What a living rank says, as of another secret or setting, is final.
+/// What a living rank says, as of another secret or setting, is final; so is what one that lives has put down, as its
+/// size. A job that is started again may have another.
 bool Joining::is_started_again(Starts& starts, const Status& failure) {
+  const bool is_final = failure.code() == Code::kUnauthenticated ||
+                        failure.code() == Code::kInvalidArgument ||
+                        (failure.code() == Code::kMismatch &&
+                         (contradicted_by_.empty() || answers(contradicted_by_)));
   while (true) {
     auto newer = starts.find_newest();
     if (!newer) return false;
     if (*newer) return true;
-    const bool is_final = failure.code() == Code::kUnauthenticated ||
-                          failure.code() == Code::kMismatch ||
-                          failure.code() == Code::kInvalidArgument;
     const bool may_be_over = !is_final && starts.is_older_than_this_process();
     if (!may_be_over || clock_.now() >= deadline_) return false;
     doze(after(clock_.now(), kLongestSleep));

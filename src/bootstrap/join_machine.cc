@@ -93,7 +93,9 @@ bool JoinMachine::progress(Time now) {
   now_ = now;
   if (state_ == State::kEnded) return true;
   auto polled = space_.poll(now);
-  if (!polled.is_ok() && state_ < State::kGather) fail(polled);
+  // Who has its parent's record needs the space no more; but that parent may be of a start that is over (starts.h).
+  const bool matters = state_ < State::kGather || polled.code() == Code::kAborted;
+  if (!polled.is_ok() && matters) fail(polled);
   for (int round = 0; round < 8 && state_ != State::kEnded; ++round) {
     auto before = state_;
     events_.clear();
@@ -176,21 +178,19 @@ void JoinMachine::ask_for_parent() {
   parent_name_ = fmt::format("rank {} (host {})", tree_.parent, record->host);
   parent_address_ = record->address;
   if (record->build != spec_.build || record->wire != spec_.wire_version) {
-    return fail(
-        {Code::kMismatch,
-         fmt::format(
-             "{} runs Paceline {} (wire {}) but {} runs {} (wire {}): install the same version "
-             "on all hosts",
-             own_name(), spec_.build, spec_.wire_version, parent_name_, record->build,
-             record->wire)});
+    return contradicted(record->address,
+                        fmt::format("{} runs Paceline {} (wire {}) but {} runs {} (wire {}): "
+                                    "install the same version on all hosts",
+                                    own_name(), spec_.build, spec_.wire_version, parent_name_,
+                                    record->build, record->wire));
   }
   if (record->size != spec_.size) {
-    return fail(
-        {Code::kMismatch,
-         fmt::format(
-             "the ranks differ in the size of the job: {} was started with {} and {} with {}. "
-             "Start all ranks with the same size (WORLD_SIZE; -np of mpirun and `paceline run`)",
-             own_name(), spec_.size, parent_name_, record->size)});
+    return contradicted(
+        record->address,
+        fmt::format(
+            "the ranks differ in the size of the job: {} was started with {} and {} with {}. "
+            "Start all ranks with the same size (WORLD_SIZE; -np of mpirun and `paceline run`)",
+            own_name(), spec_.size, parent_name_, record->size));
   }
   auto known = set_peer_(tree_.parent, record->address, record->host);
   if (!known.is_ok()) return fail(known);
@@ -401,6 +401,11 @@ void JoinMachine::diagnose(Time now) {
                                     "printed) or a connection fails (firewall? wrong interface? "
                                     "see PACELINE_INTERFACE; other hosts' messages may tell)",
                                     shown_seconds(waited_), own_name(), waiting_for())});
+}
+
+void JoinMachine::contradicted(const std::string& address, std::string sentence) {
+  contradicted_by_ = address;
+  fail({Code::kMismatch, std::move(sentence)});
 }
 
 // The teller is named, too: where a link is cut, either end may be the one that is cut off.

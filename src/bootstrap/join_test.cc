@@ -12,90 +12,18 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <mutex>
-#include <random>
 #include <thread>
 
-#include "base/testing/variables.h"
 #include "bootstrap/identity.h"
-#include "bootstrap/kv_store.h"
+#include "bootstrap/join_testing.h"
 
 namespace paceline::bootstrap {
 namespace {
 
-/// A store as a framework's: shared by threads.
-struct SharedStore {
-  std::mutex mutex;
-  std::map<std::string, std::string> entries;
-  std::map<std::string, int> asked;  ///< how often, of what is not there
-  bool is_gone = false;
-
-  paceline_store callbacks() {
-    paceline_store store{};
-    store.struct_size = sizeof(store);
-    store.context = this;
-    store.put = [](void* context, const char* key, const char* value, size_t bytes) {
-      auto* self = static_cast<SharedStore*>(context);
-      std::lock_guard lock(self->mutex);
-      self->entries[key] = std::string(value, bytes);
-      return 0;
-    };
-    store.get = [](void* context, const char* key, char* value, size_t capacity) -> long {
-      auto* self = static_cast<SharedStore*>(context);
-      std::lock_guard lock(self->mutex);
-      if (self->is_gone) return -2;
-      auto found = self->entries.find(key);
-      if (found == self->entries.end()) {
-        ++self->asked[key];
-        return -1;
-      }
-      std::memcpy(value, found->second.data(), std::min(capacity, found->second.size()));
-      return static_cast<long>(found->second.size());
-    };
-    return store;
-  }
-};
-
-using paceline::testing::Variables;
-
-Settings settings(const Variables& variables) {
-  auto loaded = testing::load_settings(variables);
-  EXPECT_TRUE(loaded) << loaded.status().message();
-  return std::move(loaded).value();
-}
-
-using Outcome = Result<std::unique_ptr<Job>>;
-
-/// Joins `present` ranks of a job of `size`, each in its thread; `variables(rank)` are their
-/// settings.
-std::map<Rank, Outcome> join_all(Rank size, const std::vector<Rank>& present, SharedStore* store,
-                                 const std::function<Variables(Rank)>& variables,
-                                 double timeout_s = 60, const std::string& prefix = "test") {
-  std::map<Rank, Outcome> outcomes;
-  std::mutex mutex;
-  std::vector<std::thread> threads;
-  for (Rank rank : present) {
-    threads.emplace_back([&, rank] {
-      auto table = settings(variables(rank));
-      JoinOptions options;
-      options.rank = rank;
-      options.size = size;
-      // Threads of one process share the count of joins: a prefix each would do in real processes.
-      options.prefix = prefix;
-      options.settings = &table;
-      options.timeout_s = timeout_s;
-      if (store != nullptr) options.store = std::make_shared<StoreKeyValue>(store->callbacks());
-      auto outcome = join_as(options, 0);
-      std::lock_guard lock(mutex);
-      outcomes.emplace(rank, std::move(outcome));
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  return outcomes;
-}
+using namespace bootstrap::testing;
 
 /// Two ranks that were started with sizes of their own, `store` or our own server between them.
 std::map<Rank, Outcome> join_with_sizes(const std::array<Rank, 2>& sizes, SharedStore* store,
@@ -117,14 +45,6 @@ std::map<Rank, Outcome> join_with_sizes(const std::array<Rank, 2>& sizes, Shared
   return outcomes;
 }
 
-Variables loopback(Rank) { return {{"PACELINE_INTERFACE", "lo"}}; }
-
-std::vector<Rank> all(Rank size) {
-  std::vector<Rank> ranks(static_cast<std::size_t>(size));
-  for (Rank r = 0; r < size; ++r) ranks[static_cast<std::size_t>(r)] = r;
-  return ranks;
-}
-
 uint16_t free_port() {
   int fd = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -135,50 +55,6 @@ uint16_t free_port() {
   ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
   ::close(fd);
   return ntohs(address.sin_port);
-}
-
-/// Every rank sends random bytes to every other and checks what it got.
-void exchange(std::map<Rank, Outcome>& jobs) {
-  struct Transfer {
-    std::vector<std::byte> out, in;
-  };
-  std::mt19937_64 random(17);
-  auto size = static_cast<Rank>(jobs.size());
-  std::map<std::pair<Rank, Rank>, Transfer> transfers;
-  std::size_t left = 0;
-  for (Rank a = 0; a < size; ++a) {
-    for (Rank b = 0; b < size; ++b) {
-      if (a == b) continue;
-      auto& t = transfers[{a, b}];
-      t.out.resize(1 + random() % 100000);
-      for (auto& byte : t.out) byte = static_cast<std::byte>(random());
-      t.in.resize(t.out.size());
-      (*jobs.at(a))->channel->send(b, 5, 0, t.out, 1);
-      (*jobs.at(b))->channel->receive(a, 5, 0, {.into = t.in.data(), .capacity = t.in.size()}, 2);
-      left += 2;
-    }
-  }
-  SteadyClock clock;
-  Time deadline = clock.now() + 60 * kSecond;
-  while (left > 0 && clock.now() < deadline) {
-    for (auto& [rank, job] : jobs) {
-      wire::Events events;
-      (*job)->channel->progress(clock.now(), events);
-      for (auto& completion : events.completions) {
-        ASSERT_TRUE(completion.status.is_ok()) << completion.status.message();
-        --left;
-      }
-    }
-  }
-  ASSERT_EQ(left, 0U);
-  for (auto& [pair, t] : transfers) EXPECT_EQ(t.in, t.out);
-}
-
-/// As processes end: side by side, for a channel lingers until its peers have everything.
-void leave(std::map<Rank, Outcome>& jobs) {
-  std::vector<std::thread> threads;
-  for (auto& entry : jobs) threads.emplace_back([&job = entry.second] { (*job)->channel.reset(); });
-  for (auto& thread : threads) thread.join();
 }
 
 TEST(Join, EveryRankHasTheSameTableAndReachesEveryOther) {
@@ -476,72 +352,6 @@ TEST(Join, AJobOfOneNeedsNobody) {
   ASSERT_TRUE(job) << job.status().message();
   EXPECT_EQ((*job)->topology.size(), 1);
   EXPECT_EQ((*job)->topology.node_count, 1);
-}
-
-/// A store that lives on, as that of torchrun's agents, when ranks are started again.
-TEST(Join, RanksThatAreStartedAgainFindEachOtherWhateverWasLeft) {
-  SharedStore store;
-  std::string first_id;
-  for (int start = 0; start < 3; ++start) {
-    auto jobs = join_all(4, all(4), &store, loopback);
-    exchange(jobs);
-    EXPECT_NE((*jobs.at(0))->id, first_id);
-    first_id = (*jobs.at(0))->id;
-  }
-}
-
-TEST(Join, RanksThatComeBeforeRankZeroLeaveTheOldStartWhenItIsThere) {
-  SharedStore store;
-  { auto first = join_all(4, all(4), &store, loopback); }
-  const auto made = std::find_if(store.entries.begin(), store.entries.end(),
-                                 [](const auto& e) { return e.first.ends_with("start/0"); });
-  ASSERT_NE(made, store.entries.end());
-  made->second = "1000000";  // long before this process
-  const std::string next = made->first.substr(0, made->first.size() - 1) + "1";
-  std::map<Rank, Outcome> jobs;
-  std::mutex mutex;
-  const auto join_some = [&](const std::vector<Rank>& ranks) {
-    for (auto& [rank, job] : join_all(4, ranks, &store, loopback)) {
-      std::lock_guard lock(mutex);
-      jobs.emplace(rank, std::move(job));
-    }
-  };
-  std::thread early([&] { join_some({1, 2, 3}); });
-  // Each asks twice before it tries the old start, and again and again once that has led nowhere.
-  for (int asked = 0; asked < 20; std::this_thread::yield()) {
-    std::lock_guard lock(store.mutex);
-    asked = store.asked[next];
-  }
-  join_some({0});
-  early.join();
-  exchange(jobs);
-}
-
-TEST(Join, WhatALivingRankComplainsOfIsSaidAtOnce) {
-  SharedStore store;
-  { auto first = join_all(2, all(2), &store, loopback); }
-  std::map<Rank, Outcome> jobs;
-  std::thread root([&] {
-    auto variables = loopback(0);
-    variables["PACELINE_CODEC"] = "fp16";
-    auto joined = join_all(2, {0}, &store, [&](Rank) { return variables; });
-    jobs.emplace(0, std::move(joined.at(0)));
-  });
-  // Rank 1 comes so late that it takes the start for an old one.
-  for (bool made = false; !made; std::this_thread::yield()) {
-    std::lock_guard lock(store.mutex);
-    for (auto& [key, value] : store.entries) {
-      if (!key.ends_with("start/1")) continue;
-      value = "1000000";
-      made = true;
-    }
-  }
-  const auto began = std::chrono::steady_clock::now();
-  auto late = join_all(2, {1}, &store, loopback);
-  EXPECT_EQ(late.at(1).status().code(), Code::kMismatch) << late.at(1).status().message();
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30));
-  root.join();
-  EXPECT_EQ(jobs.at(0).status().code(), Code::kMismatch) << jobs.at(0).status().message();
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 #include "bootstrap/identity.h"
@@ -25,9 +26,12 @@ Status check(const paceline_comm_options& o) {
   if (o.job_rank != nullptr && *o.job_rank < 0)
     return {Code::kInvalidArgument,
             fmt::format("job_rank points to {}; it must be 0 or more, or NULL", *o.job_rank)};
-  if (o.timeout_s < 0 || o.timeout_s != o.timeout_s)
-    return {Code::kInvalidArgument,
-            fmt::format("timeout_s is {:g}; it must be positive, or 0", o.timeout_s)};
+  for (const auto& [name, seconds] : {std::pair("timeout_s", o.timeout_s),
+                                      std::pair("operation_timeout_s", o.operation_timeout_s)}) {
+    if (seconds < 0 || seconds != seconds)
+      return {Code::kInvalidArgument,
+              fmt::format("{} is {:g}; it must be positive, or 0", name, seconds)};
+  }
   return Status::ok();
 }
 
@@ -43,6 +47,20 @@ Rank job_rank_of(const paceline_comm_options& o, const Result<bootstrap::Identit
   if (o.job_rank != nullptr) return *o.job_rank;
   const bool told = launched && launched->launcher != bootstrap::Launcher::kNone;
   return told && launched->size >= o.size ? launched->rank : std::max(o.rank, 0);
+}
+
+/// Of each rank how it joined, and on rank 0, where asked for more, who else did.
+void log_the_job(const paceline_comm& comm, double seconds) {
+  const auto& topology = comm.job->topology;
+  const auto& self = topology.self();
+  log::info("joined as rank {} of {} in {:.2f} s, on node {} of {} (host {}), at {}; {}", self.rank,
+            topology.size(), seconds, self.node, topology.node_count, self.host, self.address,
+            comm.job->channel->describe());
+  if (self.rank != 0) return;
+  for (const auto& m : topology.members) {
+    log::debug("rank {} is process {} on node {} (host {}), at {}", m.rank, m.pid, m.node, m.host,
+               m.address);
+  }
 }
 
 Status create(const paceline_comm_options& o, paceline_comm** out) {
@@ -67,12 +85,16 @@ Status create(const paceline_comm_options& o, paceline_comm** out) {
       bootstrap::find_identity(std::nullopt, std::nullopt, comm->settings.flag("use_ddp_launcher"));
   const Rank job_rank = job_rank_of(o, launched);
   log::set_rank(job_rank);
+  const SteadyClock clock;
+  const Time began = clock.now();
   PACELINE_ASSIGN(comm->job, bootstrap::join(join));
 
   const auto& topology = comm->job->topology;
+  log_the_job(*comm, static_cast<double>(clock.now() - began) / kSecond);
   comm->speaks = speaks(comm->settings, job_rank);
   if (comm->speaks) warn_once(comm->settings.warnings());
-  comm->options = engine_options(comm->settings, o.timeout_s);
+  comm->options = engine_options(comm->settings,
+                                 o.operation_timeout_s > 0 ? o.operation_timeout_s : o.timeout_s);
   comm->timeout_s = static_cast<double>(comm->options.default_timeout) / kSecond;
   if (launched) comm->job_local_size = launched->local_size;
   comm->engine = engine::make_engine(comm->options, topology, *comm->job->channel);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/log.h"
 #include "engine/engine_impl.h"
 
 namespace paceline::engine {
@@ -147,6 +148,8 @@ Result<std::shared_ptr<PreparedPlan>> EngineImpl::plan_for(const Operation& o, G
   auto request = probe_;
   request.shape = g.shape;
   PACELINE_ASSIGN(auto built, plan::build(request, g.me));
+  log::debug("a plan for {} of {} elements: {}", plan::collective_name(o.collective), request.count,
+             built.summary());
   PACELINE_ASSIGN(auto prepared, prepare(std::move(built), bytes.input, bytes.output));
   if (prepared->slots >> kSlotBits != 0) {
     return Status(

@@ -1,6 +1,7 @@
 """Ranks that don't come together, as real processes: each says who is missing, gone or odd, and what to do."""
 
 import re
+import signal
 import socket
 import subprocess
 
@@ -87,6 +88,23 @@ def test_the_patience_for_a_rank_that_does_not_take_part_is_a_setting(python, fr
     text = end(start(python, [{"RANK": r, **place} for r in (0, 1)], program=SUM))[0]
     assert text.startswith("TimeoutError") and "after 1.5 s" in text and "all-reduce 'loss'" in text, text
     assert f"rank 1 (host {socket.gethostname()})" in text, text
+
+
+def test_the_patience_for_a_peer_that_falls_silent_is_a_setting(python, free_port):
+    """One that is stopped on another node: its kernel still takes what it is sent."""
+    place = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "PACELINE_PORT": free_port, "PACELINE_PEER_TIMEOUT": "1.5"}
+    program = SUM.replace("    sys.stdin.read()", "    print('joined', flush=True)\n    sys.stdin.read()")
+    ranks = start(python, [{"RANK": r, "PACELINE_NODE_ID": f"node{r}", **place} for r in (0, 1)], program=program)
+    try:
+        assert ranks[1].stdout.readline() == "joined\n"
+        ranks[1].send_signal(signal.SIGSTOP)
+        text = ranks[0].communicate(timeout=30)[0]  # of the 300 s that the sum may take
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert text.startswith(f"PeerLostError rank 1 (host {socket.gethostname()}) "), text
+    assert 1.5 <= float(re.search(r"has not answered for (\d+\.\d) s", text)[1]) < 15, text
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 from conftest import SUMS, WORKER, run
@@ -36,6 +37,25 @@ def test_flows(sums, flows):
         assert min(flows, 2) <= len(busy) <= flows, found["connections"]
         assert len(found["connections"]) == 2 * (flows + 1), found["connections"]
         assert sent([found]) == pytest.approx(4 / 3, rel=0.001)
+
+
+@pytest.mark.parametrize("variable", ["PACELINE_LOG_LEVEL", "HOROVOD_LOG_LEVEL"])
+def test_the_log_says_as_much_as_is_asked_for(paceline, python, tmp_path, variable):
+    """A warning by default; of each rank how it joined; who else did, and every plan."""
+    lines = {
+        "warning": r"\[paceline 0\] warning: HOROVOD_AUTOTUNE is known .*",
+        "joined": r"\[paceline [01]\] joined as rank [01] of 2 in [\d.]+ s, on node [01] of 2 \(host \S+\), at \S+; .*",
+        "who": r"\[paceline 0\] rank [01] is process \d+ on node [01] \(host \S+\), at \S+",
+        "plan": r"\[paceline [01]\] a plan for all-reduce of \d+ elements: .+",
+    }
+    expected = {"error": [0, 0, 0], None: [1, 0, 0], "info": [1, 2, 0], "debug": [1, 2, 2]}
+    for level, counts in expected.items():
+        asked = {"HOROVOD_AUTOTUNE": 1} | ({variable: level} if level else {})
+        result = run([paceline, "run", "-np", 2, "--", python, SUMS, tmp_path, 1, 1], **asked)
+        assert result.returncode == 0, result.stdout + result.stderr
+        found = {name: len(re.findall(line, result.stderr)) for name, line in lines.items()}
+        assert [found[name] for name in ("warning", "joined", "who")] == counts, result.stderr
+        assert (found["plan"] > 0) == (level == "debug"), result.stderr
 
 
 def test_what_only_cuda_tensors_get_is_mentioned_once_by_the_c_abi_too(paceline, python, tmp_path):

@@ -41,14 +41,28 @@ def ended(process):
     return process.communicate(timeout=60)
 
 
-def test_another_job_at_the_same_rendezvous(processes, free_port):
-    place = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "PACELINE_PORT": free_port}
-    first = processes.start(WORKER, RANK=0, PACELINE_SECRET=RIGHT, **place)
+def in_a_file(folder, secret):
+    file = folder / f"{secret[:4]}.secret"
+    file.touch(mode=0o600)
+    file.write_text(secret)
+    return file
+
+
+@pytest.mark.parametrize("secret_is_in_a_file", [False, True])
+@pytest.mark.parametrize("port", ["PACELINE_PORT", "PERSEUS_MASTER_PORT"])
+def test_another_job_at_the_same_rendezvous(processes, free_port, tmp_path, port, secret_is_in_a_file):
+    place = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", port: free_port}
+
+    def having(secret):
+        where = {"PACELINE_SECRET_FILE": in_a_file(tmp_path, secret)} if secret_is_in_a_file else {}
+        return where or {"PACELINE_SECRET": secret}
+
+    first = processes.start(WORKER, RANK=0, **having(RIGHT), **place)
     for _ in range(3):
-        _, said = ended(processes.start(WORKER, RANK=1, PACELINE_SECRET=OTHER, **place))
+        _, said = ended(processes.start(WORKER, RANK=1, **having(OTHER), **place))
         assert "UnauthenticatedError" in said and "another secret than this job's" in said, said
         assert RIGHT not in said and OTHER not in said
-    second = processes.start(WORKER, RANK=1, PACELINE_SECRET=RIGHT, **place)
+    second = processes.start(WORKER, RANK=1, **having(RIGHT), **place)
     for rank, process in enumerate((first, second)):
         found, said = ended(process)
         assert found == f"rank {rank} size 2 nodes 1 ok\n", found + said

@@ -19,7 +19,14 @@ from paceline._torch.ddp import attachment_of
 from paceline.errors import PeerLostError, ResourceExhaustedError, UnsupportedError
 
 RANK = int(os.environ["RANK"])
-GLOO = ("killed_in_training", "killed_between_two_passes", "killed_in_a_collective_of_torchs_own")
+GLOO = (
+    "killed_in_training",
+    "killed_between_two_passes",
+    "killed_in_a_collective_of_torchs_own",
+    "one_stays_away_from_a_pass",
+)
+#: Seconds of the process group, where it is to end.
+LIMITS = {"one_never_comes": 3, "one_stays_away_from_a_pass": 6}
 
 
 def killed_in_training():
@@ -238,6 +245,17 @@ def one_never_comes():
     dist.all_reduce(torch.ones(3))
 
 
+def one_stays_away_from_a_pass():
+    """As rank 1 evaluates, and the others train on."""
+    model = DistributedDataParallel(mlp(0))
+    for step in range(4):
+        if RANK == 1 and step == 3:
+            stay_away()
+            return
+        model.zero_grad()
+        (model(batch(step, 5, 6)) ** 2).mean().backward()
+
+
 def one_never_comes_within_a_later_time_out():
     dist.set_timeout(datetime.timedelta(seconds=3))
     one_never_comes()
@@ -265,7 +283,7 @@ def one_raises():
 def main():
     which = sys.argv[1]
     gloo = which.startswith("killed_as_") or which in GLOO
-    seconds = 3 if which == "one_never_comes" else 60
+    seconds = LIMITS.get(which, 60)
     assert paceline.torch is not None
     dist.init_process_group("gloo" if gloo else "paceline", timeout=datetime.timedelta(seconds=seconds))
     if which == "one_raises" and RANK == 1:

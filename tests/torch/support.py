@@ -22,7 +22,7 @@ _NANOBIND = re.compile(r"^(nanobind: .*| - (leaked|\.\.\. skipped) .*|See https:
 
 
 def environment(**extra):
-    """This process's environment without anybody's settings, and the tree's package on the path."""
+    """This process's environment without anybody's settings, and the tree's package on the path. None: without it."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(_FAMILIES)}
     if "PACELINE_LIBRARY" in os.environ:
         clean["PACELINE_LIBRARY"] = os.environ["PACELINE_LIBRARY"]
@@ -32,7 +32,7 @@ def environment(**extra):
         OMP_NUM_THREADS="1", PACELINE_TIMEOUT="60", TOKENIZERS_PARALLELISM="false", TORCH_CPP_LOG_LEVEL="ERROR"
     )
     clean.update(extra)
-    return clean
+    return {name: value for name, value in clean.items() if value is not None}
 
 
 def as_in_a_wheel(folder):

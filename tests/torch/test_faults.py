@@ -157,6 +157,14 @@ def test_a_rank_that_never_comes_is_named(which):
         assert "rank 1" in report["text"], report["text"]
 
 
+@pytest.mark.parametrize(("setting", "seconds"), [(None, 6), ("8", 8)])
+def test_a_model_on_gloo_waits_as_long_as_its_process_group_or_the_setting(setting, seconds):
+    others, _, everything = survivors("one_stays_away_from_a_pass", PACELINE_TIMEOUT=setting)
+    for report in others:
+        assert report["kind"] == "TimeoutError", everything
+        assert f"timed out after {seconds} s: rank 1 (host {HOST}) has not submitted it" in report["text"], everything
+
+
 def test_an_uncaught_exception_elsewhere_is_told():
     others, victim, everything = survivors("one_raises")
     for report in others:

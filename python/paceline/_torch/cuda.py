@@ -129,7 +129,7 @@ def _choose(process_group, device):
     if wish == "torch":
         _keep_torch(wish, "PACELINE_CUDA_PATH=torch asks for it")
         return None
-    communicator = endpoints.connect(process_group, "paceline/cuda", announce=False)
+    communicator = endpoints.connect(process_group, "paceline/cuda", "cuda", announce=False)
     try:
         made, reason = _agree(communicator, device)
         endpoint = None if reason else CudaEndpoint(made, process_group, device)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from paceline import _state
 from paceline import communicator as core
+from paceline._torch import patience
 from paceline._torch.residuals import ResidualSteps
 from paceline._torch.start_lines import job_rank, say_once
 from paceline._torch.stores import TorchStore
@@ -37,15 +38,16 @@ def of(process_group):
     _prune()
     endpoint = _endpoints.get(process_group)
     if endpoint is None:
-        endpoint = _native(process_group) or Endpoint(connect(process_group, "paceline/ddp"))
+        endpoint = _native(process_group) or Endpoint(connect(process_group, "paceline/ddp", "cpu"))
         _endpoints[process_group] = endpoint
     return endpoint
 
 
-def make_communicator(rank, size, store, prefix, timeout=0.0, announce=True):
+def make_communicator(rank, size, store, prefix, timeout=0.0, announce=True, bears=None):
     """Creates a communicator, which warns of settings without effect, and prints the start-up line (if asked).
 
     Both once, on rank 0. The line is the job's: groups of some of its ranks have none where all ranks have had theirs.
+    timeout: the script's in seconds, 0.0 for none; bears: how long torch would wait for an operation then, a timedelta.
     """
     global _told
     serial = _created.get(prefix, 0)
@@ -58,6 +60,7 @@ def make_communicator(rank, size, store, prefix, timeout=0.0, announce=True):
         face=_state.face,
         timeout=timeout,
         job_rank=job_rank(rank),
+        operation_timeout=timeout or patience.of_operations(bears or patience.default()),
     )
     whole = not dist.is_initialized() or size == dist.get_world_size()
     if announce and (whole or not _told):
@@ -93,12 +96,16 @@ def group_ranks(process_group):
     return sorted(ranks, key=ranks.get)
 
 
-def connect(process_group, purpose, announce=True):
-    """A communicator over the ranks of a process group, by way of the default group's store. Collective."""
+def connect(process_group, purpose, device, announce=True):
+    """A communicator over the ranks of a process group, by way of the default group's store, for tensors on a type of
+    device ("cpu"). Collective.
+    """
     ranks = group_ranks(process_group)
     name = "world" if len(ranks) == dist.get_world_size() else "ranks-" + "-".join(map(str, ranks))
     store = dist.distributed_c10d._get_default_store()
-    return make_communicator(ranks.index(dist.get_rank()), len(ranks), store, f"{purpose}/{name}", announce=announce)
+    bears = patience.of_group(process_group, device)
+    rank, prefix = ranks.index(dist.get_rank()), f"{purpose}/{name}"
+    return make_communicator(rank, len(ranks), store, prefix, announce=announce, bears=bears)
 
 
 def known(process_group):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from paceline import communicator as core
-from paceline._torch import endpoints, lifetime
+from paceline._torch import endpoints, lifetime, patience
 from paceline._torch.arguments import (
     one_for_each,
     one_per_rank,
@@ -42,7 +42,7 @@ def create(options):
     global _world
     lifetime.patch()
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    timeout = _seconds(options.timeout)
+    timeout = patience.given(options.timeout)
     if dist.is_initialized() and _world is not None and not _world.closed:
         group = _world.create_group(ranks)
         endpoint = endpoints.Endpoint(_world, group, options.group_rank, options.group_size)
@@ -58,7 +58,7 @@ def create(options):
 
 
 def _made(endpoint, timeout, owner, options):
-    made = _flavour()(endpoint, timeout, owner)
+    made = _flavour()(endpoint, timeout or patience.of_operations(options.timeout), owner)
     name = str(getattr(options, "group_id", "") or "group")
     world = endpoint.communicator
     made.paceline_cuda = CudaGroup(endpoint.rank, endpoint.size, options.store, name, timeout, world)
@@ -401,10 +401,11 @@ class _Operations:
         self.barrier(opts).wait()
 
     def set_timeout(self, timeout):
-        """For operations from now on; see _seconds()."""
-        self._timeout = _seconds(timeout)
+        """For operations from now on."""
+        chosen = patience.given(timeout)
+        self._timeout = chosen or patience.of_operations(timeout)
         if self.paceline_cuda is not None:
-            self.paceline_cuda.set_timeout(self._timeout)
+            self.paceline_cuda.set_timeout(chosen)
 
     _set_default_timeout = set_timeout
 
@@ -548,7 +549,7 @@ if _IS_BACKEND:
 
         @property
         def options(self):
-            timeout = datetime.timedelta(seconds=self._timeout) if self._timeout else _default_timeout()
+            timeout = datetime.timedelta(seconds=self._timeout) if self._timeout else patience.default()
             return _Backend.Options("paceline", timeout)
 
 
@@ -557,12 +558,3 @@ def _flavour():
         return PacelineProcessGroup
     ask_python_works()
     return PacelineBackend
-
-
-def _seconds(timeout):
-    """0 (what the settings say) for torch's own default, else the script's time-out."""
-    return 0.0 if timeout is None or timeout == _default_timeout() else timeout.total_seconds()
-
-
-def _default_timeout():
-    return dist.distributed_c10d.default_pg_timeout
