@@ -35,6 +35,7 @@ struct Tally {
   uint64_t in_place = 0, coded = 0, grouped = 0, transfers = 0, rounded = 0, kept_back = 0,
            bf16 = 0;
   uint64_t barriers = 0, uneven = 0, typed = 0, averages = 0, named = 0;
+  uint64_t bytes = 0, bools = 0, inner = 0;
 };
 Tally tally;  // NOLINT: of this process
 
@@ -186,7 +187,7 @@ class Job {
         k + 1 == tasks_.size()) {
       o.count = t.count > 1 ? t.count - 1 : 0;
       if (t.count == 1) {
-        o.dtype = DType::kUInt8;
+        o.dtype = t.dtype == DType::kUInt8 ? DType::kInt8 : DType::kUInt8;
         o.op = ReduceOp::kMax;
         o.codec = {};
         o.algorithm = plan::Algorithm::kAuto;
@@ -358,6 +359,10 @@ class Job {
           if (!t.counts.empty()) ++tally.uneven;
           if (t.op == ReduceOp::kAverage) ++tally.averages;
           if (t.dtype != DType::kFloat32) ++tally.typed;
+          if (t.dtype == DType::kUInt8) ++tally.bytes;
+          if (t.dtype == DType::kBool) ++tally.bools;
+          if (t.collective == Collective::kAllReduce && scenario_.engine.inner_size > 0)
+            ++tally.inner;
         }
         if (!is_right(t, r))
           complain(fmt::format("rank {}: task {} ({}, {} elements) is wrong", r, k,
@@ -495,7 +500,8 @@ class Report : public testing::Environment {
         "%llu, cuts %llu, mismatches %llu, absences %llu; right in place %llu, by codecs %llu "
         "(bf16 %llu), in "
         "groups %llu, transfers %llu, rounded %llu, of a part %llu, barriers %llu, uneven %llu, of "
-        "other types %llu, averages %llu; losses that name the victim %llu; during the join: kills "
+        "other types %llu (uint8 %llu, bool %llu), averages %llu, with inner groups asked for "
+        "%llu; losses that name the victim %llu; during the join: kills "
         "%llu, cuts %llu, "
         "failed joins that name the victim %llu\n",
         ull(tally.jobs), ull(tally.right), ull(tally.failed), ull(c.sent), ull(c.lost),
@@ -503,17 +509,18 @@ class Report : public testing::Environment {
         ull(c.partitioned), ull(c.killed), ull(c.kills), ull(tally.cuts), ull(tally.mismatches),
         ull(tally.absences), ull(tally.in_place), ull(tally.coded), ull(tally.bf16),
         ull(tally.grouped), ull(tally.transfers), ull(tally.rounded), ull(tally.kept_back),
-        ull(tally.barriers), ull(tally.uneven), ull(tally.typed), ull(tally.averages),
-        ull(tally.named), ull(tally.join_kills), ull(tally.join_cuts), ull(tally.joins_named));
+        ull(tally.barriers), ull(tally.uneven), ull(tally.typed), ull(tally.bytes),
+        ull(tally.bools), ull(tally.averages), ull(tally.inner), ull(tally.named),
+        ull(tally.join_kills), ull(tally.join_cuts), ull(tally.joins_named));
     if (tally.jobs < 500) return;
     for (auto n :
          {tally.right, tally.failed, c.lost, c.duplicated, c.reordered, c.corrupted, c.refused,
           c.delayed, c.partitioned, c.killed, c.kills, tally.cuts, tally.mismatches, tally.absences,
           tally.join_kills, tally.join_cuts, tally.joins_named})
       EXPECT_GT(n, 0U) << "a kind of fault was never injected";
-    for (auto n :
-         {tally.in_place, tally.coded, tally.bf16, tally.grouped, tally.transfers, tally.rounded,
-          tally.kept_back, tally.barriers, tally.uneven, tally.typed, tally.averages, tally.named})
+    for (auto n : {tally.in_place, tally.coded, tally.bf16, tally.grouped, tally.transfers,
+                   tally.rounded, tally.kept_back, tally.barriers, tally.uneven, tally.typed,
+                   tally.averages, tally.named, tally.bytes, tally.bools, tally.inner})
       EXPECT_GT(n, 0U) << "a kind of operation was never right";
   }
 

@@ -1,6 +1,7 @@
 #include "simulation/tasks.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -43,6 +44,9 @@ Buffer encoded(const std::vector<float>& numbers, DType dtype) {
       return as<int32_t>(numbers);
     case DType::kInt64:
       return as<int64_t>(numbers);
+    case DType::kUInt8:
+    case DType::kBool:
+      return as<uint8_t>(numbers);
     case DType::kFloat16:
     case DType::kBFloat16: {
       Buffer out(numbers.size() * 2);
@@ -59,8 +63,16 @@ Buffer encoded(const std::vector<float>& numbers, DType dtype) {
 void draw_type(Task& t, Random& random) {
   constexpr DType kExactSums[] = {DType::kFloat32, DType::kFloat32, DType::kFloat64,
                                   DType::kFloat16, DType::kInt16,   DType::kInt32,
-                                  DType::kInt64,   DType::kInt8,    DType::kBFloat16};
-  t.dtype = kExactSums[random() % (t.op == ReduceOp::kSum ? 7 : 9)];
+                                  DType::kInt64,   DType::kInt8,    DType::kBFloat16,
+                                  DType::kUInt8,   DType::kBool};
+  t.dtype = kExactSums[random() % (t.op == ReduceOp::kSum ? 7 : 11)];
+}
+
+// Into what its type has.
+float fitting(DType dtype, float number) {
+  if (dtype == DType::kUInt8) return std::abs(number);
+  if (dtype == DType::kBool) return number > 0 ? 1 : 0;
+  return number;
 }
 
 void draw_collective(Task& t, Random& random, bool is_last) {
@@ -266,8 +278,8 @@ std::vector<Task> make_tasks(const Scenario& s) {
       auto& numbers = t.numbers[static_cast<std::size_t>(r)];
       numbers.resize(is_round ? t.count : input_count(t, static_cast<Rank>(m)));
       for (std::size_t i = 0; i < numbers.size(); ++i)
-        numbers[i] =
-            value(t.op, s.seed, static_cast<std::size_t>(k), r, i) * (t.is_rounded ? 0.1F : 1.0F);
+        numbers[i] = fitting(t.dtype, value(t.op, s.seed, static_cast<std::size_t>(k), r, i)) *
+                     (t.is_rounded ? 0.1F : 1.0F);
     }
     for (std::size_t r = 0; r < n; ++r)
       t.submit_at.push_back(static_cast<Time>(random() % 5000) * kMicrosecond);

@@ -48,6 +48,7 @@ Scenario draw(uint64_t seed) {
   for (Rank r = 0; r < s.size; ++r) s.group.push_back(r);
   std::shuffle(s.group.begin(), s.group.end(), random);
   s.group.resize(1 + random() % s.group.size());
+  if (chance(30)) s.engine.inner_size = static_cast<int>(1 + random() % 4);
   return s;
 }
 

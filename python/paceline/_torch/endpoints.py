@@ -38,7 +38,7 @@ def of(process_group):
     _prune()
     endpoint = _endpoints.get(process_group)
     if endpoint is None:
-        endpoint = _native(process_group) or Endpoint(connect(process_group, "paceline/ddp", "cpu"))
+        endpoint = _native(process_group) or Endpoint(connect(process_group, "paceline/ddp"))
         _endpoints[process_group] = endpoint
     return endpoint
 
@@ -96,7 +96,7 @@ def group_ranks(process_group):
     return sorted(ranks, key=ranks.get)
 
 
-def connect(process_group, purpose, device, announce=True):
+def connect(process_group, purpose, device="cpu", announce=True):
     """A communicator over the ranks of a process group, by way of the default group's store, for tensors on a type of
     device ("cpu"). Collective.
     """
