@@ -54,7 +54,12 @@ def test_the_demo_leaves_figures_pictures_and_a_page(tmp_path):
         right = round(run["final_accuracy"] * TEST_SAMPLES)
         assert run["final_accuracy"] == right / TEST_SAMPLES and 0 < right <= TEST_SAMPLES
         assert re.search(rf"^{run['name']} .*{run['final_accuracy']:.2%}$", done.stdout, re.MULTILINE)
-    check_rounds(json.loads((out / "details.json").read_text())[0]["runs"])
+    details = {run["name"]: run for run in json.loads((out / "details.json").read_text())[0]["runs"]}
+    check_rounds(details.values())
+    # The same seeds: the same batches from the same parameters. (A sum of two has one order.)
+    losses = {name: run["block_loss"] for name, run in details.items()}
+    assert losses["gloo"] == losses["paceline-exact"] != losses["paceline-topk"]
+    assert len({tuple(loss) for loss in losses.values()}) > 3
     runs = {run["name"]: run for run in result["runs"]}
     assert runs["no-communication"]["share_of_no_comm"] == runs["no-communication"]["floor_share"] == 1
     check_bytes(runs)

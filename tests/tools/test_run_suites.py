@@ -176,6 +176,12 @@ def test_what_takes_much_memory_runs_alone():
     assert all(suite.alone for suite in large)
 
 
+def test_every_fuzzer_runs():
+    places = (run_suites.ROOT / name for name in ("src", "adapters"))
+    there = {path.stem.removesuffix("_fuzz") for place in places for path in place.rglob("*_fuzz.cc")}
+    assert there == set(run_suites.FUZZED)
+
+
 def test_modules_with_threads_run_under_thread_sanitizer():
     """In every run those that it can afford, the front ends' queue among them; with --instrumented all."""
     every = run_suites.IN_EVERY_RUN["tsan"]
