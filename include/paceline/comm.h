@@ -84,7 +84,8 @@ typedef struct paceline_comm_options {
   /* Who this process is in the whole job, for messages; read while it is created. NULL: what its launcher says of a job
    * of at least `size` ranks, else `rank`, which for a communicator of some of the job's ranks may be another. */
   const int32_t* job_rank;
-  double operation_timeout_s; /* of operations that give none of their own; 0: timeout_s, or the settings' */
+  /* Of operations that give none of their own. 0: timeout_s, or the settings'. */
+  double operation_timeout_s;
 } paceline_comm_options;
 
 typedef struct paceline_identity {

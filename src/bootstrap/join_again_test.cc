@@ -130,9 +130,14 @@ TEST(Join, WhoWaitsForTheTableOfAnOldStartHearsOfTheNewOne) {
     for (const auto& [key, value] : store.entries) met = met || key.ends_with("0/r1");
   }
   const auto began = std::chrono::steady_clock::now();
-  std::thread rest([&] { join_some({0, 2}); });
+  std::thread next_root([&] { join_some({0}); });
+  for (bool made = false; !made; std::this_thread::yield()) {
+    std::lock_guard lock(store.mutex);  // or rank 2 would be the old start's that has not come
+    for (const auto& [key, value] : store.entries) made = made || key.ends_with("start/1");
+  }
+  join_some({2});
   waiting.join();
-  rest.join();
+  next_root.join();
   exchange(jobs);
   leave(jobs);
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(7));

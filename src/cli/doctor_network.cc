@@ -115,18 +115,19 @@ void check_network(Findings& findings, Face face) {
 void check_lab(Findings& findings) {
   // The lab's own questions, so that both say the same.
   auto privileges = lab::probe_privileges();
-  std::string missing = privileges.is_ok() ? "" : "root, nor user namespaces";
+  std::string missing = privileges.missing;
   for (const char* tool : {"ip", "tc"}) {
     if (!lab::find_tool(tool).is_ok()) missing += (missing.empty() ? "" : ", ") + std::string(tool);
   }
   if (!missing.empty()) {
-    findings.push_back({"paceline lab", Verdict::kNote, "cannot shape links here: no " + missing,
-                        "run as root (in a container: --privileged) with iproute2 "
-                        "installed; else it runs over loopback, unshaped"});
+    findings.push_back(
+        {"paceline lab", Verdict::kNote, "cannot shape links here: no " + missing,
+         fmt::format("run {}, with iproute2 installed. {}", lab::kAsRoot, lab::kNextBest)});
     return;
   }
   findings.push_back({"paceline lab", Verdict::kGood,
-                      fmt::format("can make nodes with shaped links here ({})", *privileges), ""});
+                      fmt::format("can make nodes with shaped links here ({})", privileges.how),
+                      ""});
 }
 
 void check_launchers(Findings& findings, Face face) {

@@ -17,6 +17,7 @@
 #include <memory>
 
 #include "base/clock.h"
+#include "cli/descriptors.h"
 #include "cli/file_errors.h"
 #include "cli/ignored_signals.h"
 #include "cli/text/output.h"
@@ -129,11 +130,7 @@ Job::~Job() {
 
 /// The usual limit of 1024 descriptors is enough for 200 remote ranks. What they start with is what the caller has.
 void Job::make_room(std::size_t ranks) {
-  ::getrlimit(RLIMIT_NOFILE, &old_descriptors_);
-  auto more = old_descriptors_;
-  more.rlim_cur =
-      std::min(more.rlim_max, std::max(more.rlim_cur, kDescriptors + kRankDescriptors * ranks));
-  ::setrlimit(RLIMIT_NOFILE, &more);
+  old_descriptors_ = make_room_for_descriptors(kDescriptors + kRankDescriptors * ranks);
 }
 
 Status Job::start(const std::vector<JobProcess>& processes) {

@@ -278,15 +278,23 @@ def test_a_lab_of_another_container_is_left_alone(tmp_path):
     assert not traces_of(pid, start)
 
 
-def test_keep_leaves_and_remove_kept_ends():
+def test_keep_leaves_and_remove_kept_ends(copied_program):
     process = subprocess.Popen(lab_command(*FAST, "--keep", command=["true"]), stderr=subprocess.PIPE, text=True)
     start = start_time(process.pid)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 0 and "--remove-kept" in said
     assert run_lab(*FAST, command=["true"]).returncode == 0
     assert traces_of(process.pid, start), "another lab removed what was to be kept"
-    subprocess.run([str(PROGRAM), "lab", "--remove-kept"], check=True, timeout=30, capture_output=True)
-    assert not traces_of(process.pid, start)
+    kept = traces_of(process.pid, start)
+    refused, removed = (
+        subprocess.run([*command, "lab", "--remove-kept"], timeout=30, capture_output=True, text=True, check=False)
+        for command in ([*nobody(), copied_program], [str(PROGRAM)])
+    )
+    name = f"paceline-keep-{process.pid}-{start}-*"
+    assert refused.returncode == 3 and "lab: removed 0\n" in refused.stderr
+    assert f"lab: can't remove {name}: Permission denied. It needs root: sudo paceline lab" in refused.stderr
+    assert removed.returncode == 0 and "removed 0" not in removed.stderr and name not in removed.stderr
+    assert kept and not traces_of(process.pid, start)
 
 
 @pytest.mark.anywhere

@@ -334,6 +334,31 @@ def test_what_the_lab_lacks_is_named(missing):
     assert [name for name in named if name not in ("root", "nor user namespaces")] == missing
 
 
+REFUSING = (sys.executable, ROOT / "tests" / "launch" / "seccomp.py")
+READ_ONLY = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
+
+
+@pytest.mark.parametrize(
+    ("under", "missing"),
+    [
+        (in_own("--mount", then=READ_ONLY), "writable /proc/sys (Read-only file system)"),
+        ((*in_own("--mount", then="true"), *REFUSING, f"mount:{errno.EACCES}", "--"), "mounts of its own (Permission"),
+    ],
+    ids=["read-only settings", "no mounts"],
+)
+def test_what_a_container_refuses_to_the_lab_is_named_as_the_lab_does(under, missing):
+    """Though it has the capabilities for network namespaces."""
+    found = told("paceline lab", under)
+    assert found["verdict"] == "note" and found["found"].startswith(f"cannot shape links here: no {missing}"), found
+    lab = subprocess.run(
+        [*under, PROGRAM, "lab", "--", "true"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert lab.returncode == 3 and f"gets no {missing}" in lab.stderr, lab
+    fix, next_best = found["fix"].split(", with iproute2 installed. ")
+    assert "--privileged" in fix and "--loopback" in next_best
+    assert f"R{fix[1:]}. {next_best}" in lab.stderr, "the same advice"
+
+
 def shared_memory_of(size: str) -> tuple[str, ...]:
     mount = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"'
     return ("unshare", "--mount", "sh", "-c", mount, "sh")
@@ -357,9 +382,6 @@ def test_what_a_container_has_too_little_of_is_pointed_out(small, enough, subjec
     if enough:
         found = {f["subject"]: f for f in json.loads(doctor("--json", under=enough).stdout)}
         assert found[subject]["verdict"] == "ok" and not found[subject]["fix"]
-
-
-REFUSING = (sys.executable, ROOT / "tests" / "launch" / "seccomp.py")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "cli/descriptors.h"
+
 namespace paceline::lab {
 namespace {
 
@@ -41,11 +43,18 @@ Result<std::unique_ptr<ByteServer>> ByteServer::start(Counters& counters, const 
   int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (listener < 0 || bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
       listen(listener, 128) != 0) {
-    auto why = std::strerror(errno);
+    const int why = errno;
     if (listener >= 0) close(listener);
-    return Status(Code::kUnavailable, fmt::format("can't listen on {}: {}", path, why));
+    if (cli::lacks_descriptors(why)) return cli::out_of_descriptors();
+    return Status(Code::kUnavailable,
+                  fmt::format("can't listen on {}: {}", path, std::strerror(why)));
   }
-  std::unique_ptr<ByteServer> server(new ByteServer(counters, listener, eventfd(0, EFD_CLOEXEC)));
+  const int wake = eventfd(0, EFD_CLOEXEC);
+  if (wake < 0) {  // nothing else ends the thread
+    close(listener);
+    return cli::out_of_descriptors();
+  }
+  std::unique_ptr<ByteServer> server(new ByteServer(counters, listener, wake));
   server->thread_ = std::thread([raw = server.get()] { raw->serve(); });
   return server;
 }

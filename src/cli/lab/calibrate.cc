@@ -17,6 +17,7 @@
 #include <mutex>
 #include <thread>
 
+#include "cli/descriptors.h"
 #include "cli/lab/namespaces.h"
 #include "cli/lab/shaping.h"
 #include "cli/text/units.h"
@@ -33,7 +34,8 @@ constexpr int kWindows = 11, kLeastWindows = 5;
 /// For a relay's rate: of each direction; and with a delay that TCP fills a link over within the first of them.
 constexpr int kRelayTries = 3, kRelayWindows = 3;
 constexpr auto kRelayDelay = milliseconds(1);
-constexpr double kLongestWindow = 6, kLongEnough = 12;  // seconds: of one, and of all
+constexpr double kLongestWindow = 6, kLongEnough = 12;    // seconds: of one, and of all
+constexpr int kFirstPort = 1 << 15, kPortsEnd = 1 << 16;  // of senders
 constexpr auto kSlice = milliseconds(50), kTick = milliseconds(250);
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
@@ -84,8 +86,10 @@ class Socket {
 /// receiver counts.
 class Flow {
  public:
-  /// Where packets get lost, so may all of a handshake's within kPatience.
-  static Result<std::unique_ptr<Flow>> open(const End& from, const End& to, const Watch& watch);
+  /// Where packets get lost, so may all of a handshake's within kPatience. `number` tells those of a link apart, and
+  /// has a class of its own where flows are capped.
+  static Result<std::unique_ptr<Flow>> open(const End& from, const End& to, int number,
+                                            const Watch& watch);
   ~Flow() {
     sending_ = false;
     shutdown(sender_.fd(), SHUT_RDWR);
@@ -130,7 +134,7 @@ class Flow {
   double burst(double line_bps, double frame_factor);
 
  private:
-  static Result<std::unique_ptr<Flow>> try_open(const End& from, const End& to);
+  static Result<std::unique_ptr<Flow>> try_open(const End& from, const End& to, int number);
   void receive();
   Socket sender_, receiver_;
   std::atomic<bool> sending_{false};
@@ -144,22 +148,40 @@ class Flow {
 };
 
 Status last_error(const char* what) {
+  if (cli::lacks_descriptors(errno)) return cli::out_of_descriptors();
   return {Code::kUnavailable, fmt::format("calibration: {}: {}", what, std::strerror(errno))};
 }
 
-Result<std::unique_ptr<Flow>> Flow::open(const End& from, const End& to, const Watch& watch) {
-  auto flow = try_open(from, to);
+/// The sender's end, on a port that gives the flow the class of its number: the kernel's choice would have flows meet in
+/// one class, of 64 several, and these would carry less than their number says.
+Status bind_to_class(int fd, const End& from, const sockaddr_in& to, int number) {
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // an earlier flow's port does as well
+  const int first = kFirstPort + ((number - ntohs(to.sin_port)) & (kFlowClasses - 1));
+  for (int port = first; port < kPortsEnd; port += kFlowClasses) {
+    const auto address = address_of(from.address, static_cast<uint16_t>(port));
+    if (bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
+      return Status::ok();
+    if (errno != EADDRINUSE) break;
+  }
+  return last_error("bind");
+}
+
+Result<std::unique_ptr<Flow>> Flow::open(const End& from, const End& to, int number,
+                                         const Watch& watch) {
+  auto flow = try_open(from, to, number);
   for (int i = 1; i < kOpenings && !flow.is_ok() && !watch.cancelled(); ++i) {
-    flow = try_open(from, to);
+    flow = try_open(from, to, number);
   }
   return flow;
 }
 
-Result<std::unique_ptr<Flow>> Flow::try_open(const End& from, const End& to) {
+Result<std::unique_ptr<Flow>> Flow::try_open(const End& from, const End& to, int number) {
   Socket listener;
   sockaddr_in address = address_of(to.address, 0);
   PACELINE_RETURN_IF_ERROR(in_namespace(to.path, [&] {
     listener = Socket(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (listener.fd() < 0) return last_error("socket");
     setsockopt(listener.fd(), SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
     socklen_t size = sizeof address;
     if (bind(listener.fd(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
@@ -172,6 +194,8 @@ Result<std::unique_ptr<Flow>> Flow::try_open(const End& from, const End& to) {
   auto flow = std::make_unique<Flow>();
   PACELINE_RETURN_IF_ERROR(in_namespace(from.path, [&] {
     flow->sender_ = Socket(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (flow->sender_.fd() < 0) return last_error("socket");
+    PACELINE_RETURN_IF_ERROR(bind_to_class(flow->sender_.fd(), from, address, number));
     setsockopt(flow->sender_.fd(), SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
     if (connect(flow->sender_.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
       return last_error("connect");
@@ -288,18 +312,27 @@ Result<Flows> open_flows(const End& from, const End& to, int count, const Watch&
   Flows flows;
   for (int i = 0; i < count; ++i) {
     flows.emplace_back();
-    PACELINE_ASSIGN(flows.back(), Flow::open(from, to, watch));
+    PACELINE_ASSIGN(flows.back(), Flow::open(from, to, i, watch));
   }
   return flows;
 }
 
-int flows_that_fill(const Options& options, bool capped) {
-  return capped ? static_cast<int>(std::ceil(options.rate_bps / options.per_flow_bps)) + 1 : 1;
-}
+/// Of a direction, whose flows may be capped or not.
+struct Load {
+  Load(const Options& options, bool capped) : flows(capped ? flows_that_fill(options) : 1) {
+    line_bps = options.rate_bps;
+    if (capped) line_bps = std::min(line_bps, flows * options.per_flow_bps);
+  }
+  int flows;
+  double line_bps;  ///< what these may carry
+};
 
 Result<DirectionCalibration> measure(const End& from, const End& to, const Options& options,
                                      bool capped, Watch& watch) {
+  const Load load(options, capped);
   DirectionCalibration result;
+  result.flows = load.flows;
+  result.may_carry_bps = load.line_bps;
   double one_line = capped ? options.per_flow_bps : options.rate_bps;
   double frame_factor = (options.mtu + 14.0) / (options.mtu - 52.0);
   {
@@ -310,9 +343,8 @@ Result<DirectionCalibration> measure(const End& from, const End& to, const Optio
     ++watch.steps;
   }
   if (capped && !watch.cancelled()) {
-    result.flows = flows_that_fill(options, capped);
-    PACELINE_ASSIGN(auto flows, open_flows(from, to, result.flows, watch));
-    result.payload_bps = steady_rate(flows, options.rate_bps, watch);
+    PACELINE_ASSIGN(auto flows, open_flows(from, to, load.flows, watch));
+    result.payload_bps = steady_rate(flows, load.line_bps, watch);
   }
   return result;
 }
@@ -340,8 +372,11 @@ template <class T, class Measure>
 Result<std::vector<T>> by_link(const Network& network, const Options& options, Watch& watch,
                                int steps, const Measure& measure) {
   const auto& nodes = network.nodes();
-  auto together = static_cast<std::size_t>(std::max(
-      1.0, std::floor(4e9 * std::max(1U, std::thread::hardware_concurrency()) / options.rate_bps)));
+  const auto fast =
+      std::floor(4e9 * std::max(1U, std::thread::hardware_concurrency()) / options.rate_bps);
+  const int links_of_flows = kFlowsAtOnce / Load(options, options.per_flow_bps > 0).flows;
+  const auto together =
+      static_cast<std::size_t>(std::max(1.0, std::min<double>(fast, links_of_flows)));
   std::vector<T> links(nodes.size());
   auto tell = [&] {
     if (!watch.hooks.progress) return;
@@ -371,19 +406,29 @@ Result<std::vector<T>> by_link(const Network& network, const Options& options, W
 /// The best of a few short measurements: what else the machine does can only make a relay look slower.
 Result<double> relayed_rate(const End& from, const End& to, const Options& options, bool capped,
                             Watch& watch) {
+  const Load load(options, capped);
+  const double enough = least_payload(options, load.line_bps);
   double best = 0;
-  for (int i = 0; i < kRelayTries && best < least_payload(options) && !watch.cancelled(); ++i) {
-    PACELINE_ASSIGN(auto flows, open_flows(from, to, flows_that_fill(options, capped), watch));
-    best = std::max(best, steady_rate(flows, options.rate_bps, watch, kRelayWindows));
+  for (int i = 0; i < kRelayTries && best < enough && !watch.cancelled(); ++i) {
+    PACELINE_ASSIGN(auto flows, open_flows(from, to, load.flows, watch));
+    best = std::max(best, steady_rate(flows, load.line_bps, watch, kRelayWindows));
   }
-  return best;
+  // Flows that are too few for the line were carried: nothing is known against it.
+  return best >= enough ? std::max(best, least_payload(options)) : best;
 }
 
 }  // namespace
 
-double least_payload(const Options& options) {
+int flows_that_fill(const Options& options) {
+  const double wanted = std::ceil(options.rate_bps / options.per_flow_bps) + 1;
+  return static_cast<int>(std::min(wanted, static_cast<double>(kMostFlows)));
+}
+
+double least_payload(const Options& options) { return least_payload(options, options.rate_bps); }
+
+double least_payload(const Options& options, double line_bps) {
   const double frames = (options.mtu - 52.0) / (options.mtu + 38.0);
-  return kHolds * std::min(kTcpShare, frames) * options.rate_bps;
+  return kHolds * std::min(kTcpShare, frames) * line_bps;
 }
 
 Status check_relay(Network& network, const Options& options, const CalibrationHooks& hooks) {

@@ -13,8 +13,9 @@
 namespace paceline::lab {
 
 struct DirectionCalibration {
-  double payload_bps =
-      0;  ///< TCP payload, median of windows, as many flows as it takes to fill the line
+  double payload_bps = 0;  ///< TCP payload, median of windows, of `flows` together
+  /// What these may carry: the line, which they are to fill, or less where kMostFlows capped ones can't.
+  double may_carry_bps = 0;
   double one_flow_bps = 0;  ///< the same with one flow; measured only where flows are capped
   double ahead_bytes = 0;   ///< after 50 ms idle: most bytes (headers included) ahead of the line
   int flows = 1;
@@ -35,8 +36,17 @@ struct CalibrationHooks {
   std::function<bool()> cancelled;
 };
 
+/// A link of many capped flows is measured by so many: each takes two threads and two descriptors.
+inline constexpr int kMostFlows = 64;
+/// Of all links that are measured at once.
+inline constexpr int kFlowsAtOnce = 256;
+/// How many flows it takes to fill a link whose flows are capped; kMostFlows at most.
+int flows_that_fill(const Options& options);
+
 /// What TCP carries at least where the line, not the machine, sets the pace: bits a second of payload.
 double least_payload(const Options& options);
+/// The same where what is sent may carry `line_bps` only.
+double least_payload(const Options& options, double line_bps);
 
 /// Whether the relay carries the links' rate, where there is a --delay: a relay that can't keep up would measure itself,
 /// not the link. Measured with a short delay and before packets get lost, for over long delays and with losses TCP carries

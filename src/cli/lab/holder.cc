@@ -53,8 +53,7 @@ const char* make_node(const Node& node) {
 
 Result<NodeHolder> NodeHolder::start(const Node& node) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0)
-    return Status(Code::kResourceExhausted, "pipe: out of descriptors");
+  if (pipe2(ends, O_CLOEXEC) != 0) return cli::out_of_descriptors();
   pid_t pid = fork();
   if (pid < 0)
     return Status(Code::kResourceExhausted, fmt::format("fork: {}", std::strerror(errno)));

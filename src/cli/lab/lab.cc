@@ -1,10 +1,10 @@
 #include "cli/lab/lab.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@
 #include <thread>
 #include <utility>
 
-#include "cli/file_errors.h"
+#include "cli/descriptors.h"
 #include "cli/lab/byte_server.h"
 #include "cli/lab/calibrate.h"
 #include "cli/lab/counters.h"
@@ -82,6 +82,14 @@ int free_port() {
   return port;
 }
 
+/// What every lab has, with links or without.
+struct Setting {
+  const Options& options;
+  const Signals& signals;
+  ReportFile& report;
+  rlimit descriptors;  ///< how many the lab's caller may have
+};
+
 /// What every rank is told; `master` and `interface` say how ranks reach each other.
 struct Identity {
   std::string master, port, interface, name, bytes_socket;
@@ -89,8 +97,17 @@ struct Identity {
   double delay = 0;             ///< seconds from node to node, as measured; 0: none was added
 };
 
-std::vector<RankSpec> make_specs(const Options& o, const Identity& id,
+/// So many at most: of the lab itself, of its links, of the calibration's flows, and of ranks. A link's are sockets that
+/// count, TAP devices, and what is open for a moment only.
+rlim_t descriptors_of(const Options& o) {
+  constexpr rlim_t kOwn = 256, kLink = 8, kFlow = 3, kRank = 4;
+  return kOwn + kFlow * kFlowsAtOnce + kLink * static_cast<rlim_t>(o.nodes) +
+         kRank * static_cast<rlim_t>(o.ranks());
+}
+
+std::vector<RankSpec> make_specs(const Setting& lab, const Identity& id,
                                  const std::vector<NodeHolder>& holders) {
+  const auto& o = lab.options;
   auto secret = random_hex(32);
   // A rank's share of the cores, less one for what carries its gradients.
   const auto share = std::thread::hardware_concurrency() / static_cast<unsigned>(o.ranks());
@@ -100,6 +117,7 @@ std::vector<RankSpec> make_specs(const Options& o, const Identity& id,
     RankSpec spec;
     spec.rank = rank;
     spec.node = rank / o.slots;
+    spec.descriptors = lab.descriptors;
     if (!holders.empty()) spec.holder = holders[static_cast<std::size_t>(spec.node)].pid();
     auto local = std::to_string(rank % o.slots);
     auto& e = spec.environment;
@@ -129,14 +147,6 @@ std::vector<RankSpec> make_specs(const Options& o, const Identity& id,
   return specs;
 }
 
-Status check_report_path(const std::string& path) {
-  if (path.empty()) return Status::ok();
-  int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-  if (fd < 0) return {Code::kInvalidArgument, cli::unwritable("--json " + path, errno, "file")};
-  close(fd);
-  return Status::ok();
-}
-
 std::vector<LinkTraffic> difference(const std::vector<LinkTraffic>& after,
                                     const std::vector<LinkTraffic>& before) {
   auto minus = [](const Traffic& a, const Traffic& b) {
@@ -149,18 +159,25 @@ std::vector<LinkTraffic> difference(const std::vector<LinkTraffic>& after,
   return used;
 }
 
-int finish(const Signals& signals, const Options& o, const Report& report) {
-  if (!o.json.empty()) {
-    auto written = write_report(report, o.json);
-    if (!written.is_ok()) {
-      fail(signals, written);
-      if (report.run.exit_code == 0) return kNotMade;
-    }
+int finish(const Setting& lab, const Report& report) {
+  auto written = lab.report.write(report);
+  if (!written.is_ok()) {
+    fail(lab.signals, written);
+    if (report.run.exit_code == 0) return kNotMade;
   }
   return report.run.exit_code;
 }
 
-int run_on_loopback(const Options& o, const Signals& signals) {
+void clean_up_after_others(const Options& o, const Signals& signals) {
+  const int removed = remove_stale(false).labs;
+  if (removed == 0 || o.quiet) return;
+  tell(signals, fmt::format("lab: removed what {} dead lab{} left behind\n", removed,
+                            removed == 1 ? "" : "s"));
+}
+
+int run_on_loopback(const Setting& lab) {
+  const auto& o = lab.options;
+  const auto& signals = lab.signals;
   if (!o.quiet) {
     tell(signals,
          fmt::format("lab: {} plain processes on loopback: no nodes, no link speeds, no byte "
@@ -168,17 +185,18 @@ int run_on_loopback(const Options& o, const Signals& signals) {
                      "nothing about a network\n",
                      o.ranks()));
   }
+  clean_up_after_others(o, signals);
   auto owner = Owner::self(false);
   auto janitor = Janitor::start(owner);
   if (!janitor.is_ok()) return fail(signals, janitor.status());
   Identity id{"127.0.0.1", std::to_string(free_port()), "lo", owner.lab_name(),
               "",          std::to_string(free_port())};
-  auto run = run_ranks(make_specs(o, id, {}), o.command,
+  auto run = run_ranks(make_specs(lab, id, {}), o.command,
                        {.grace = o.grace, .signals = signals.fd(), .janitor = janitor->listener()});
   remove_lab(owner);
   janitor->dismiss(false);
   if (!run.is_ok()) return fail(signals, run.status());
-  return finish(signals, o, Report{o, "", {}, {}, {}, run.value(), run->seconds});
+  return finish(lab, Report{o, "", {}, {}, {}, run.value(), run->seconds});
 }
 
 /// What is known of the links before anything runs on them.
@@ -203,7 +221,7 @@ Result<Measured> measure_and_tell(const Options& o, Network& network, const Sign
   Measured links;
   PACELINE_RETURN_IF_ERROR(check_relay(network, o, hooks("checked the relay's rate on")));
   if (signals.pending()) return links;
-  PACELINE_RETURN_IF_ERROR(network.lose_packets(o));
+  PACELINE_RETURN_IF_ERROR(with_next_best(network.lose_packets(o)));
   PACELINE_ASSIGN(links.delays, check_delay(network, o, hooks("checked the delay of")));
   if (signals.pending()) return links;
   if (!o.quiet && o.delay.count() > 0) tell(signals, delay_line(o, links.delays));
@@ -218,18 +236,20 @@ Result<Measured> measure_and_tell(const Options& o, Network& network, const Sign
 }
 
 /// Everything between the making of the network and its end.
-int run_in_network(const Options& o, const Owner& owner, const Janitor& janitor,
-                   const Signals& signals) {
+int run_in_network(const Setting& lab, const Owner& owner, const Janitor& janitor) {
+  const auto& o = lab.options;
+  const auto& signals = lab.signals;
   auto network = Network::create(o, owner);
-  if (!network.is_ok()) return fail(signals, network.status());
+  if (!network.is_ok()) return fail(signals, with_next_best(network.status()));
   if (!o.quiet) tell(signals, fmt::format("lab: {}\n", describe(o, network->congestion())));
   std::vector<NodeHolder> holders;
   for (const auto& node : network->nodes()) {
     auto holder = NodeHolder::start(node);
-    if (!holder.is_ok()) return fail(signals, holder.status());
+    if (!holder.is_ok()) return fail(signals, with_next_best(holder.status()));
     holders.push_back(std::move(holder).value());
   }
-  network->start_relay(o);
+  auto relayed = network->start_relay(o);
+  if (!relayed.is_ok()) return fail(signals, relayed);
   auto counters = Counters::open(*network);
   if (!counters.is_ok()) return fail(signals, counters.status());
   auto measured = measure_and_tell(o, *network, signals);
@@ -244,23 +264,24 @@ int run_in_network(const Options& o, const Owner& owner, const Janitor& janitor,
   if (!server.is_ok()) return fail(signals, server.status());
   auto before = (*server)->read();
   if (!before.is_ok()) return fail(signals, before.status());
-  auto run = run_ranks(make_specs(o, id, holders), o.command,
+  auto run = run_ranks(make_specs(lab, id, holders), o.command,
                        {.grace = o.grace, .signals = signals.fd(), .janitor = janitor.listener()});
-  if (!run.is_ok()) return fail(signals, run.status());
+  if (!run.is_ok()) return fail(signals, with_next_best(run.status()));
   auto after = (*server)->read();
   if (!after.is_ok()) return fail(signals, after.status());
   auto used = difference(after.value(), before.value());
   if (!o.quiet) tell(signals, traffic_table(used, run->seconds));
-  return finish(signals, o,
-                Report{o, network->congestion(), measured->delays, measured->calibration, used,
-                       run.value(), run->seconds});
+  return finish(lab, Report{o, network->congestion(), measured->delays, measured->calibration, used,
+                            run.value(), run->seconds});
 }
 
 int run(const Options& o) {
   Signals signals;
-  auto writable = check_report_path(o.json);
+  ReportFile report;
+  auto writable = report.open(o.json);
   if (!writable.is_ok()) return fail(signals, writable);
-  if (o.loopback) return run_on_loopback(o, signals);
+  const Setting lab{o, signals, report, cli::make_room_for_descriptors(descriptors_of(o))};
+  if (o.loopback) return run_on_loopback(lab);
   auto privileges = acquire_privileges();
   if (!privileges.is_ok()) return fail(signals, privileges.status());
   if (o.keep && *privileges != kRoot) {
@@ -271,10 +292,7 @@ int run(const Options& o) {
                  "command itself wait (… -- sleep 1000) and enter a rank: nsenter -t PID -U "
                  "--preserve-credentials -n -m"});
   }
-  if (int removed = remove_stale(false); removed > 0 && !o.quiet) {
-    tell(signals, fmt::format("lab: removed what {} dead lab{} left behind\n", removed,
-                              removed == 1 ? "" : "s"));
-  }
+  clean_up_after_others(o, signals);
   auto owner = Owner::self(o.keep);
   // ip(8) and tc(8), too, are known by it: a killed lab's must not go on making what is being removed.
   setenv("PACELINE_LAB_NAME", owner.lab_name().c_str(), 1);
@@ -282,7 +300,7 @@ int run(const Options& o) {
   if (!folder.is_ok()) return fail(signals, folder.status());
   auto janitor = Janitor::start(owner);
   if (!janitor.is_ok()) return fail(signals, janitor.status());
-  int code = run_in_network(o, owner, *janitor, signals);
+  int code = run_in_network(lab, owner, *janitor);
   if (o.keep) {
     tell(signals,
          fmt::format("lab: kept namespaces {}*; `ip netns exec {}n0 …` enters one, `paceline lab "
@@ -296,16 +314,25 @@ int run(const Options& o) {
   return code;
 }
 
+int remove_kept() {
+  const auto removed = remove_stale(true);
+  auto text = fmt::format("lab: removed {}\n", removed.labs);
+  for (const auto& [prefix, error] : removed.left) {
+    text += fmt::format("lab: can't remove {}*: {}. {}\n", prefix, std::strerror(error),
+                        geteuid() != 0 ? "It needs root: sudo paceline lab --remove-kept"
+                                       : "`ip netns` lists what is left");
+  }
+  std::fputs(text.c_str(), stderr);
+  return removed.left.empty() ? 0 : kNotMade;
+}
+
 }  // namespace
 
 int lab_main(Flags& flags, const std::vector<std::string>& command) {
   if (flags.lists_profiles()) {
     return cli::show_or_fail(profiles_table(), 0, "lab");
   }
-  if (flags.removes_kept()) {
-    std::fputs(fmt::format("lab: removed {}\n", remove_stale(true)).c_str(), stderr);
-    return 0;
-  }
+  if (flags.removes_kept()) return remove_kept();
   auto options = flags.resolve(command);
   if (!options.is_ok()) return fail_early(options.status());
   return run(options.value());

@@ -12,11 +12,24 @@ namespace paceline::lab {
 /// into a user namespace of its own. kUnavailable says what is missing and what else can be done.
 /// Call before there are threads. On success: how (kRoot, kUserNamespace).
 Result<std::string> acquire_privileges();
-/// What acquire_privileges() would answer, found out by children; this process stays as it is.
-Result<std::string> probe_privileges();
-
 inline constexpr const char* kRoot = "root";
 inline constexpr const char* kUserNamespace = "user namespace";
+
+struct Privileges {
+  std::string how;      ///< as acquire_privileges() answers; empty: there is no way
+  std::string missing;  ///< then: what a lab needs and has not, behind "no"
+  Status status;        ///< then: the same for people, with what to do
+};
+/// What acquire_privileges() would answer, found out by children that try what a lab does; this process stays as it is.
+Privileges probe_privileges();
+
+/// What has all that a lab needs. Single capabilities do not (docker run --cap-add): a container's /proc/sys stays
+/// read-only, and its AppArmor profile stops mounts.
+inline constexpr const char* kAsRoot = "as root (sudo; in a container with --privileged)";
+inline constexpr const char* kNextBest =
+    "Next best here: --loopback runs the same ranks as plain processes, without link speeds";
+/// With kNextBest behind it, where it is this machine (kUnavailable) that makes no lab.
+Status with_next_best(Status failed);
 
 /// Where ip and tc are; kUnavailable tells what to install.
 Result<std::string> find_tool(const std::string& name);

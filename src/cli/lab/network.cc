@@ -12,6 +12,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "cli/descriptors.h"
+#include "cli/file_errors.h"
 #include "cli/lab/namespaces.h"
 #include "cli/lab/shaping.h"
 #include "cli/lab/subprocess.h"
@@ -22,10 +24,12 @@ namespace {
 Status write_setting(const std::string& name, const std::string& value) {
   std::ofstream file("/proc/sys/net/" + name);
   file << value << std::flush;
-  if (!file)
-    return {Code::kUnavailable,
-            fmt::format("can't set net.{} to '{}' in the lab's namespaces", name, value)};
-  return Status::ok();
+  if (file) return Status::ok();
+  const int why = errno;
+  return {Code::kUnavailable,
+          fmt::format("can't set net.{} to '{}' in the lab's namespaces: {}{}", name, value,
+                      std::strerror(why),
+                      why == EROFS ? fmt::format(". Run {}", kAsRoot) : std::string())};
 }
 
 std::string read_setting(const std::string& name) {
@@ -66,6 +70,7 @@ Status check_congestion(const std::string& wanted) {
 /// What a connection really gets, asked of one.
 Result<std::string> congestion_of_connections(const char* address) {
   int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0 && cli::lacks_descriptors(errno)) return cli::out_of_descriptors();
   sockaddr_in to{};
   to.sin_family = AF_INET;
   to.sin_port = htons(9);
@@ -91,6 +96,16 @@ Status index_of(const std::string& device, int& index) {
 }
 
 Status drop_output(const Result<std::string>& result) { return result.status(); }
+
+/// ip(8) and tc(8) say which command failed, and the kernel rarely why. `fix` is what it takes.
+Status with_fix(const Result<std::string>& result, const std::string& fix) {
+  if (result.status().code() != Code::kUnavailable) return result.status();
+  return {Code::kUnavailable, fmt::format("{}. {}", result.status().message(), fix)};
+}
+
+std::string takes_modules(const char* names) {
+  return fmt::format("It takes a kernel with {}, built in or loaded (modprobe)", names);
+}
 
 }  // namespace
 
@@ -122,7 +137,8 @@ Result<Network> Network::create(const Options& options, const Owner& owner) {
 Status Network::make_namespaces() {
   auto batch = fmt::format("netns add {}\n", switch_namespace_);
   for (const auto& node : nodes_) batch += fmt::format("netns add {}\n", node.net_namespace);
-  PACELINE_RETURN_IF_ERROR(drop_output(run_program({ip_, "-batch", "-"}, batch)));
+  PACELINE_RETURN_IF_ERROR(
+      with_fix(run_program({ip_, "-batch", "-"}, batch), fmt::format("Run {}", kAsRoot)));
   PACELINE_RETURN_IF_ERROR(in_namespace(switch_path_, [] {
     PACELINE_RETURN_IF_ERROR(pass_by_firewall());
     return quiet_stack();
@@ -166,7 +182,8 @@ Status Network::make_links(const Options& options) {
     batch += fmt::format("link set {} master switch{} up\n", node.port, segments);
   }
   PACELINE_RETURN_IF_ERROR(
-      drop_output(run_program({ip_, "-n", switch_namespace_, "-batch", "-"}, batch)));
+      with_fix(run_program({ip_, "-n", switch_namespace_, "-batch", "-"}, batch),
+               takes_modules("veth and bridge")));
   for (const auto& node : nodes_) {
     auto inside =
         fmt::format(
@@ -182,19 +199,23 @@ Status Network::make_links(const Options& options) {
 
 Status Network::shape(const Options& options) {
   std::string ports;
+  const auto needs =
+      takes_modules(options.per_flow_bps > 0 ? "sch_tbf, sch_htb and cls_bpf" : "sch_tbf");
   for (const auto& node : nodes_) {
     ports += port_shaping(options, node.port);
-    PACELINE_RETURN_IF_ERROR(drop_output(
-        run_program({tc_, "-n", node.net_namespace, "-batch", "-"}, node_shaping(options, kNic))));
+    PACELINE_RETURN_IF_ERROR(with_fix(
+        run_program({tc_, "-n", node.net_namespace, "-batch", "-"}, node_shaping(options, kNic)),
+        needs));
   }
-  return drop_output(run_program({tc_, "-n", switch_namespace_, "-batch", "-"}, ports));
+  return with_fix(run_program({tc_, "-n", switch_namespace_, "-batch", "-"}, ports), needs);
 }
 
 Status Network::lose_packets(const Options& options) {
   if (options.loss == 0) return Status::ok();
   std::string ports;
   for (const auto& node : nodes_) ports += port_loss(options, node.port);
-  return drop_output(run_program({tc_, "-n", switch_namespace_, "-batch", "-"}, ports));
+  return with_fix(run_program({tc_, "-n", switch_namespace_, "-batch", "-"}, ports),
+                  takes_modules("sch_ingress (clsact) and cls_bpf"));
 }
 
 Status Network::set_up_inside() {
@@ -202,7 +223,12 @@ Status Network::set_up_inside() {
   for (const auto& node : nodes_)
     names += fmt::format("{0} {1}\n::ffff:{0} {1}\n", node.address, node.name);
   for (auto& node : nodes_) {
-    std::ofstream(node.hosts_file) << names;
+    std::ofstream hosts(node.hosts_file);
+    hosts << names << std::flush;
+    // Without their names nodes would not find each other, and nothing would say why.
+    if (!hosts)
+      return {Code::kResourceExhausted,
+              cli::unwritable("TMPDIR: " + node.hosts_file, errno, "folder")};
     PACELINE_RETURN_IF_ERROR(in_namespace(node.net_path, [&] {
       PACELINE_ASSIGN(congestion_, congestion_of_connections(kSwitchAddress));
       return index_of(kNic, node.nic_index);

@@ -41,8 +41,10 @@ class Network {
   [[nodiscard]] const std::string& switch_path() const { return switch_path_; }
   /// Starts carrying frames where there is a delay; call when no process is forked any more that should not
   /// hold the links.
-  void start_relay(const Options& options) {
-    if (!taps_.empty()) relay_ = Relay::start(std::move(taps_), options.delay);
+  Status start_relay(const Options& options) {
+    if (taps_.empty()) return Status::ok();
+    PACELINE_ASSIGN(relay_, Relay::start(std::move(taps_), options.delay));
+    return Status::ok();
   }
   /// From now on, where they are to get lost.
   Status lose_packets(const Options& options);

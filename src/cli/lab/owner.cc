@@ -16,6 +16,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -32,6 +33,7 @@ namespace fs = std::filesystem;
 constexpr const char* kNamespaces = "/run/netns";
 constexpr const char* kLock = "/lock";
 constexpr const char* kJanitorName = "lab-janitor";
+constexpr std::time_t kYoung = 60;  // seconds
 
 /// Field 22 of /proc/PID/stat: the start time in clock ticks after boot; 0 when there is no such
 /// process.
@@ -131,6 +133,11 @@ bool is_locked(const std::string& folder) {
   return locked;
 }
 
+/// A lab's folder before it is locked.
+std::string fresh_directory(const Owner& owner) {
+  return fmt::format("{}/paceline-fresh-{}", temporary_directory(), owner.lab_name());
+}
+
 struct Message {
   JanitorWord word;
   pid_t group;
@@ -158,7 +165,9 @@ bool listen_to_lab(int pipe, std::set<pid_t>& groups, JanitorWord& last) {
 
 Owner Owner::self(bool keep) { return {getpid(), start_time(getpid()), keep}; }
 
-bool Owner::alive() const { return start_time(pid) == start || is_locked(directory()); }
+bool Owner::alive() const {
+  return start_time(pid) == start || is_locked(fresh_directory(*this)) || is_locked(directory());
+}
 
 std::string Owner::prefix() const {
   return fmt::format("paceline-{}{}-{}-", keep ? "keep-" : "", pid, start);
@@ -169,7 +178,7 @@ std::string Owner::lab_name() const { return prefix() + "lab"; }
 Result<Folder> Folder::make(const Owner& owner) {
   // Under its own name only once it is locked: without a lock another lab would take it for a dead one's.
   const auto path = owner.directory();
-  const auto fresh = fmt::format("{}/paceline-fresh-{}", temporary_directory(), owner.lab_name());
+  const auto fresh = fresh_directory(owner);
   auto failed = [&](int why) {
     std::error_code error;
     fs::remove_all(fresh, error);
@@ -198,7 +207,7 @@ std::string Owner::directory() const {
                      start);
 }
 
-void remove_lab(const Owner& owner) {
+int remove_lab(const Owner& owner) {
   // Where the lab was killed its ip(8) may still be making namespaces.
   kill_until_gone({}, owner.lab_name());
   auto paths = namespaces_of(owner);
@@ -213,36 +222,51 @@ void remove_lab(const Owner& owner) {
       inodes.insert(s.st_ino);
   }
   kill_until_gone(inodes, owner.lab_name());
+  int why = 0;
   for (const auto& path : paths) {
     umount2(path.c_str(), MNT_DETACH);
-    unlink(path.c_str());
+    if (unlink(path.c_str()) != 0 && errno != ENOENT) why = errno;
   }
-  std::error_code error;
-  fs::remove_all(owner.directory(), error);
+  for (const auto& folder : {owner.directory(), fresh_directory(owner)}) {
+    std::error_code error;
+    fs::remove_all(folder, error);
+    if (error) why = error.value();
+  }
+  return why;
 }
 
-int remove_stale(bool kept_too) {
+Removed remove_stale(bool kept_too) {
   std::vector<Owner> found;
   auto note = [&](const std::string& name, std::string_view head, bool keep) {
     auto owner = parse_owner(name, head, keep);
-    if (!owner || (keep && !kept_too)) return;
-    if (owner->alive()) return;
+    if (!owner || owner->alive()) return;
     auto same = [&](const Owner& o) { return o.prefix() == owner->prefix(); };
     if (std::none_of(found.begin(), found.end(), same)) found.push_back(*owner);
   };
   for (const auto& name : list(kNamespaces)) {
-    note(name, "paceline-keep-", true);
+    if (kept_too) note(name, "paceline-keep-", true);
     note(name, "paceline-", false);
   }
   for (const auto& name : list(temporary_directory())) {
     struct stat s {};
     if (stat((temporary_directory() + "/" + name).c_str(), &s) != 0 || s.st_uid != geteuid())
       continue;
-    note(name, "paceline-lab-keep-", true);
+    if (kept_too) note(name, "paceline-lab-keep-", true);
     note(name, "paceline-lab-", false);
+    // A container's lab, whose process is not known here, may be about to lock its own.
+    if (std::time(nullptr) - s.st_mtime < kYoung) continue;
+    note(name, "paceline-fresh-paceline-keep-", true);  // there is nothing in it to keep
+    note(name, "paceline-fresh-paceline-", false);
   }
-  for (const auto& owner : found) remove_lab(owner);
-  return static_cast<int>(found.size());
+  Removed removed;
+  for (const auto& owner : found) {
+    if (const int why = remove_lab(owner); why == 0) {
+      ++removed.labs;
+    } else {
+      removed.left.push_back({owner.prefix(), why});
+    }
+  }
+  return removed;
 }
 
 void tell_janitor(int listener, JanitorWord word, pid_t group) {
@@ -252,8 +276,7 @@ void tell_janitor(int listener, JanitorWord word, pid_t group) {
 
 Result<Janitor> Janitor::start(const Owner& owner) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0)
-    return Status(Code::kResourceExhausted, "pipe: out of descriptors");
+  if (pipe2(ends, O_CLOEXEC) != 0) return cli::out_of_descriptors();
   pid_t pid = fork();
   if (pid < 0)
     return Status(Code::kResourceExhausted, fmt::format("fork: {}", std::strerror(errno)));

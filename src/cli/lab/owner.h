@@ -3,7 +3,7 @@
 //
 // A lab is named after its owner's pid and start time: a name that no other process can have while
 // the machine is up. Namespaces are called paceline-PID-START-n0 … and -sw (the switch); files live
-// in $TMPDIR/paceline-lab-PID-START. With --keep the names begin with paceline-keep- and only
+// in $TMPDIR/paceline-lab-PID-START (until that is locked: paceline-fresh-…). With --keep the names begin with paceline-keep- and only
 // --remove-kept ends them. In a container the same pid is another's: a lab is also known to live by the lock that it holds
 // in its folder.
 #pragma once
@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 
@@ -48,11 +49,19 @@ class Folder {
 };
 
 /// Kills every process in the owner's namespaces, and every one that is told by its environment to be of this lab;
-/// removes the namespaces and the folder. Does nothing where nothing is left.
-void remove_lab(const Owner& owner);
-/// Removes what dead owners have left behind; kept labs too if asked. Returns how many labs were
-/// removed.
-int remove_stale(bool kept_too);
+/// removes the namespaces and the folder. Does nothing where nothing is left. Returns 0 when all is gone, else the errno.
+int remove_lab(const Owner& owner);
+
+struct Removed {
+  struct Left {
+    std::string prefix;  ///< of its namespaces
+    int error;           ///< errno: why they, or its folder, are still there
+  };
+  int labs = 0;  ///< of which nothing is left
+  std::vector<Left> left;
+};
+/// Removes what dead owners have left behind; kept labs too if asked.
+Removed remove_stale(bool kept_too);
 
 /// What the janitor hears while the lab works.
 enum class JanitorWord : int32_t {

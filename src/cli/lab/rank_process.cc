@@ -4,15 +4,22 @@
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <string_view>
 
+#include "cli/descriptors.h"
 #include "cli/lab/owner.h"
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
 
 namespace paceline::lab {
 namespace {
@@ -46,10 +53,58 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return out;
 }
 
+/// What leads into a node.
+struct Doors {
+  int holder = -1;  ///< its holder's pidfd; -1: the kernel gives none
+  int root = -1;
+  /// Files of its namespaces, the mounts last; empty where none is known.
+  std::array<std::string, 3> spaces;
+  void shut() const {
+    for (int fd : {holder, root}) {
+      if (fd >= 0) close(fd);
+    }
+  }
+};
+
+/// A /proc of another pid namespace shows others under our numbers.
+bool proc_is_ours() {
+  char self[16] = {};
+  return readlink("/proc/self", self, sizeof self - 1) > 0 && std::to_string(getpid()) == self;
+}
+
+/// 0, or the errno that stands in the way.
+int open_doors(pid_t holder, Doors& doors) {
+  doors.holder = static_cast<int>(syscall(SYS_pidfd_open, holder, 0));
+  const bool refused =
+      errno == ENOSYS || errno == EPERM || errno == EACCES;  // to whomever it leads
+  if (doors.holder < 0 && !refused) return errno;
+  auto file = [&](const char* name) { return fmt::format("/proc/{}/{}", holder, name); };
+  if (proc_is_ours()) doors.spaces = {file("ns/net"), file("ns/uts"), file("ns/mnt")};
+  doors.root = open(file("root").c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+  return doors.root < 0 && cli::lacks_descriptors(errno) ? errno : 0;
+}
+
+/// In the child. Kernels before 5.8 take no pidfd here, those before 5.3 and filters of containers give none: one by one
+/// then, the mounts last, for /proc is another one behind them.
+bool enter(const Doors& doors) {
+  if (doors.holder >= 0) {
+    if (setns(doors.holder, CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS) == 0) return true;
+    if (errno != EINVAL) return false;
+  }
+  for (const auto& space : doors.spaces) {
+    int fd = open(space.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || setns(fd, 0) != 0) return false;
+    close(fd);
+  }
+  return true;
+}
+
 /// What the child needs, all made before the fork.
 struct Start {
   pid_t parent;
-  int janitor, holder, root;
+  int janitor;
+  const Doors* doors;         ///< nullptr: none
+  const rlimit* descriptors;  ///< nullptr: as the lab has them
   const char* directory;
   int out, err;
   char** argv;
@@ -69,17 +124,18 @@ struct Start {
   if (getppid() != s.parent) _exit(127);
   setpgid(0, 0);
   if (s.janitor >= 0) tell_janitor(s.janitor, JanitorWord::kStarted, getpid());
-  if (s.holder >= 0) {
-    if (setns(s.holder, CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS) != 0)
-      fail("can't enter its node");
+  if (s.doors != nullptr) {
+    if (!enter(*s.doors)) fail("can't enter its node");
     // Entering a mount namespace begins at its root, which lies above ours where the lab was started in a chroot.
-    if (s.root >= 0 && (fchdir(s.root) != 0 || chroot(".") != 0)) fail("can't enter its root");
+    const int root = s.doors->root;
+    if (root >= 0 && (fchdir(root) != 0 || chroot(".") != 0)) fail("can't enter its root");
     if (chdir(s.directory) != 0) fail(s.directory);
   }
   int null = open("/dev/null", O_RDONLY);
   dup2(null, 0);
   dup2(s.out, 1);
   dup2(s.err, 2);
+  if (s.descriptors != nullptr) setrlimit(RLIMIT_NOFILE, s.descriptors);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -89,53 +145,49 @@ struct Start {
   _exit(127);
 }
 
-Status out_of_descriptors() {
-  return {Code::kResourceExhausted, "out of descriptors; raise ulimit -n"};
-}
-
 }  // namespace
 
 Result<RankProcess> start_rank(const RankSpec& spec, const std::vector<std::string>& command,
                                int janitor) {
   int out[2], err[2];
   if (pipe2(out, O_CLOEXEC) != 0) {
-    return out_of_descriptors();
+    return cli::out_of_descriptors();
   }
   if (pipe2(err, O_CLOEXEC) != 0) {
     for (int fd : out) close(fd);
-    return out_of_descriptors();
+    return cli::out_of_descriptors();
   }
   auto env_texts = merged_environment(spec.environment);
   auto env = pointers(env_texts);
   auto argv = pointers(command);
   char directory[4096];
   if (getcwd(directory, sizeof directory) == nullptr) std::strcpy(directory, "/");
-  int holder = -1;
-  int root = -1;
+  Doors doors;
   if (spec.holder >= 0) {
-    holder = static_cast<int>(syscall(SYS_pidfd_open, spec.holder, 0));
-    int why = holder < 0 ? errno : 0;
-    root =
-        open(fmt::format("/proc/{}/root", spec.holder).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (root < 0 && (errno == EMFILE || errno == ENFILE)) why = errno;
+    const int why = open_doors(spec.holder, doors);
     // Without them the rank would run outside of its node, or of the lab's root.
     if (why != 0) {
-      for (int fd : {holder, root, out[0], out[1], err[0], err[1]}) {
-        if (fd >= 0) close(fd);
-      }
-      if (why == EMFILE || why == ENFILE) return out_of_descriptors();
+      doors.shut();
+      for (int fd : {out[0], out[1], err[0], err[1]}) close(fd);
+      if (cli::lacks_descriptors(why)) return cli::out_of_descriptors();
       return Status(Code::kUnavailable, fmt::format("rank {} can't enter node{}: {}", spec.rank,
                                                     spec.node, std::strerror(why)));
     }
   }
-  const Start start{getpid(), janitor, holder,      root,      directory,
-                    out[1],   err[1],  argv.data(), env.data()};
+  const Start start{getpid(),
+                    janitor,
+                    spec.holder >= 0 ? &doors : nullptr,
+                    spec.descriptors ? &*spec.descriptors : nullptr,
+                    directory,
+                    out[1],
+                    err[1],
+                    argv.data(),
+                    env.data()};
   pid_t pid = fork();
   if (pid == 0) become_rank(start);
   int failed = errno;
-  for (int fd : {holder, root, out[1], err[1]}) {
-    if (fd >= 0) close(fd);
-  }
+  doors.shut();
+  for (int fd : {out[1], err[1]}) close(fd);
   if (pid < 0) {
     close(out[0]);
     close(err[0]);
@@ -143,8 +195,8 @@ Result<RankProcess> start_rank(const RankSpec& spec, const std::vector<std::stri
   }
   setpgid(pid, pid);
   for (int fd : {out[0], err[0]}) fcntl(fd, F_SETFL, O_NONBLOCK);
+  // Close-on-exec by itself; where there is none (before Linux 5.3, filters of containers) the rank's end is looked for.
   int pid_fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-  fcntl(pid_fd, F_SETFD, FD_CLOEXEC);
   return RankProcess{.pid = pid, .pid_fd = pid_fd, .output = out[0], .error = err[0]};
 }
 

@@ -13,7 +13,7 @@ namespace paceline::lab {
 
 struct RankProcess {
   pid_t pid = -1;   ///< leads the group
-  int pid_fd = -1;  ///< readable once it has ended
+  int pid_fd = -1;  ///< readable once it has ended; -1: the kernel gives none
   int output = -1;  ///< read ends of its standard output and error, non-blocking
   int error = -1;
 };

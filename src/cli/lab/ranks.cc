@@ -26,6 +26,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kKillAfter = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
 constexpr ssize_t kChunk = 16384;
+/// Where no pidfd tells of a rank's end it is looked for so often: nobody notices, and it costs next to nothing.
+constexpr std::chrono::milliseconds kLook{20};
 
 /// One of a rank's output streams on its way to the lab's own.
 class Source {
@@ -119,9 +121,15 @@ class Run {
   }
   [[nodiscard]] int timeout_ms() const {
     auto next = kill_at_ ? kill_at_ : term_at_;
-    if (!next) return -1;
+    const bool looks = std::any_of(processes_.begin(), processes_.end(), is_unannounced);
+    if (!next) return looks ? static_cast<int>(kLook.count()) : -1;
     auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
+    if (looks) left = std::min(left, kLook);
     return static_cast<int>(std::max(left, std::chrono::milliseconds(0)).count());
+  }
+  /// One that lives, and whose end no descriptor will tell.
+  static bool is_unannounced(const std::unique_ptr<Process>& p) {
+    return !p->result && p->it.pid_fd < 0;
   }
   void signal_living(int signal) {
     for (auto& p : processes_) {
@@ -234,6 +242,9 @@ void Run::step() {
       if (fds[5 + 3 * i].revents != 0) p.err.pump();
       if (fds[3 + 3 * i].revents != 0) reap(p, specs_[i].rank);
     }
+  }
+  for (std::size_t i = 0; i < processes_.size(); ++i) {
+    if (is_unannounced(processes_[i])) reap(*processes_[i], specs_[i].rank);
   }
   out_.write_some();
   err_.write_some();

@@ -1,10 +1,12 @@
 // Starts the command once per rank, each inside its node, carries its output, and waits.
 #pragma once
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <chrono>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +36,7 @@ struct RankSpec {
   int node = 0;
   pid_t holder = -1;                               ///< whose namespaces to join; -1: none
   std::map<std::string, std::string> environment;  ///< over the lab's own
+  std::optional<rlimit> descriptors;  ///< how many it may have; none: as many as the lab
 };
 
 struct RankResult {

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <deque>
 
+#include "cli/descriptors.h"
 #include "cli/lab/namespaces.h"
 #include "cli/lab/network.h"
 
@@ -28,6 +29,7 @@ constexpr int kBatch = 64;  // frames read before the clock is looked at again
 
 Status make_tap(const std::string& name, int& into) {
   int fd = open("/dev/net/tun", O_RDWR | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0 && cli::lacks_descriptors(errno)) return cli::out_of_descriptors();
   if (fd < 0) {
     return {Code::kUnavailable,
             fmt::format("--delay needs /dev/net/tun: {}. Run as root, or load the tun module",
@@ -75,8 +77,17 @@ Result<TapPair> make_taps(const Node& node, const std::string& switch_path) {
   return pair;
 }
 
-std::unique_ptr<Relay> Relay::start(std::vector<TapPair> links, std::chrono::nanoseconds delay) {
-  std::unique_ptr<Relay> relay(new Relay(std::move(links), delay, eventfd(0, EFD_CLOEXEC)));
+Result<std::unique_ptr<Relay>> Relay::start(std::vector<TapPair> links,
+                                            std::chrono::nanoseconds delay) {
+  const int wake = eventfd(0, EFD_CLOEXEC);
+  if (wake < 0) {  // nothing else ends the thread
+    for (const auto& link : links) {
+      close(link.nic);
+      close(link.port);
+    }
+    return cli::out_of_descriptors();
+  }
+  std::unique_ptr<Relay> relay(new Relay(std::move(links), delay, wake));
   relay->thread_ = std::thread([raw = relay.get()] { raw->carry(); });
   return relay;
 }

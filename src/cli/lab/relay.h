@@ -33,7 +33,8 @@ Result<TapPair> make_taps(const Node& node, const std::string& switch_path);
 class Relay {
  public:
   /// Takes the descriptors over and starts carrying.
-  static std::unique_ptr<Relay> start(std::vector<TapPair> links, std::chrono::nanoseconds delay);
+  static Result<std::unique_ptr<Relay>> start(std::vector<TapPair> links,
+                                              std::chrono::nanoseconds delay);
   ~Relay();
   /// Frames that wait keep theirs; what comes after them should wait no shorter.
   void change_delay(std::chrono::nanoseconds delay) { delay_ = delay; }

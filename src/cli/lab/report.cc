@@ -1,6 +1,8 @@
 #include "cli/lab/report.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -22,7 +24,8 @@ std::string direction(const DirectionCalibration& d, double rate) {
 nlohmann::json to_json(const DirectionCalibration& d) {
   nlohmann::json j = {{"payload_bps", d.payload_bps},
                       {"ahead_after_idle_bytes", d.ahead_bytes},
-                      {"flows", d.flows}};
+                      {"flows", d.flows},
+                      {"may_carry_bps", d.may_carry_bps}};
   if (d.one_flow_bps > 0) j["one_flow_bps"] = d.one_flow_bps;
   return j;
 }
@@ -65,7 +68,15 @@ std::string calibration_table(const Options& o, const std::vector<LinkCalibratio
                           cli::format_rate(l.up.one_flow_bps),
                           100 * l.up.one_flow_bps / o.per_flow_bps);
     }
-    holds = holds && std::min(l.up.payload_bps, l.down.payload_bps) >= least_payload(o);
+    if (l.up.may_carry_bps < o.rate_bps) {
+      text += fmt::format(
+          "lab:        up by {} flows, which may carry {} together ({:.1f} % of it): the rest "
+          "of the line is not measured\n",
+          l.up.flows, cli::format_rate(l.up.may_carry_bps),
+          100 * l.up.payload_bps / l.up.may_carry_bps);
+    }
+    for (const auto* d : {&l.up, &l.down})
+      holds = holds && d->payload_bps >= least_payload(o, d->may_carry_bps);
   }
   if (!holds) {
     text += fmt::format(
@@ -95,7 +106,25 @@ std::string traffic_table(const std::vector<LinkTraffic>& used, double seconds) 
   return text;
 }
 
-Status write_report(const Report& r, const std::string& path) {
+Status ReportFile::open(const std::string& path) {
+  if (path.empty()) return Status::ok();
+  int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  const bool is_new = fd >= 0;
+  if (fd < 0 && errno == EEXIST) fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0) return {Code::kInvalidArgument, cli::unwritable("--json " + path, errno, "file")};
+  close(fd);
+  path_ = path;
+  is_new_ = is_new;
+  return Status::ok();
+}
+
+ReportFile::~ReportFile() {
+  if (is_new_) unlink(path_.c_str());
+}
+
+Status ReportFile::write(const Report& r) {
+  if (path_.empty()) return Status::ok();
+  is_new_ = false;
   nlohmann::json j = {{"nodes", r.options.nodes},
                       {"slots", r.options.slots},
                       {"rate_bps", r.options.rate_bps},
@@ -130,11 +159,11 @@ Status write_report(const Report& r, const std::string& path) {
     }
     j["links"].push_back(link);
   }
-  std::ofstream file(path);
+  std::ofstream file(path_);
   // An argument of the command may be anything, also no UTF-8: it is not worth the report.
   constexpr auto kReplace = nlohmann::json::error_handler_t::replace;
   file << j.dump(2, ' ', false, kReplace) << "\n" << std::flush;
-  if (!file) return {Code::kResourceExhausted, cli::unwritable("--json " + path, errno, "file")};
+  if (!file) return {Code::kResourceExhausted, cli::unwritable("--json " + path_, errno, "file")};
   return Status::ok();
 }
 

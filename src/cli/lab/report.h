@@ -30,6 +30,22 @@ struct Report {
   RunResult run;
   double seconds = 0;
 };
-Status write_report(const Report& report, const std::string& path);
+
+/// Where --json's report will be, tried before the lab is made: a long run should not end without one.
+class ReportFile {
+ public:
+  /// Removes what open() has made and nothing was written to: a lab that never ran leaves no empty report.
+  ~ReportFile();
+  ReportFile() = default;
+  ReportFile(const ReportFile&) = delete;
+  ReportFile& operator=(const ReportFile&) = delete;
+  /// kInvalidArgument where it can't be written; an empty path is none, and fine.
+  Status open(const std::string& path);
+  Status write(const Report& report);
+
+ private:
+  std::string path_;
+  bool is_new_ = false;
+};
 
 }  // namespace paceline::lab

@@ -7,9 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+
+#include "cli/descriptors.h"
 
 namespace paceline::lab {
 namespace {
@@ -17,7 +20,8 @@ namespace {
 /// A file in memory: unlike pipes it can't block either side.
 class MemoryFile {
  public:
-  explicit MemoryFile(const std::string& content) : fd_(memfd_create("paceline", MFD_CLOEXEC)) {
+  explicit MemoryFile(const std::string& content)
+      : fd_(memfd_create("paceline", MFD_CLOEXEC)), error_(errno) {
     for (std::size_t at = 0; fd_ >= 0 && at < content.size();) {
       auto n = write(fd_, content.data() + at, content.size() - at);
       if (n <= 0) break;
@@ -31,6 +35,8 @@ class MemoryFile {
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
   [[nodiscard]] int fd() const { return fd_; }
+  /// Why there is none.
+  [[nodiscard]] int error() const { return error_; }
   [[nodiscard]] std::string content() const {
     std::string text;
     char buffer[4096];
@@ -42,12 +48,20 @@ class MemoryFile {
 
  private:
   int fd_;
+  int error_;
 };
 
 }  // namespace
 
 Result<std::string> run_program(const std::vector<std::string>& argv, const std::string& input) {
   MemoryFile in(input), out(""), err("");
+  // Without one it would read and write what the lab itself has there.
+  for (const auto* file : {&in, &out, &err}) {
+    if (file->fd() >= 0) continue;
+    if (cli::lacks_descriptors(file->error())) return cli::out_of_descriptors();
+    return Status(Code::kUnavailable,
+                  fmt::format("no memory file for {}: {}", argv[0], std::strerror(file->error())));
+  }
   std::vector<char*> args;
   args.reserve(argv.size() + 1);
   for (const auto& a : argv) args.push_back(const_cast<char*>(a.c_str()));
@@ -69,8 +83,9 @@ Result<std::string> run_program(const std::vector<std::string>& argv, const std:
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return out.content();
   auto said = err.content();
-  return Status(Code::kUnavailable, fmt::format("{} failed: {}", fmt::join(argv, " "),
-                                                said.substr(0, said.find('\n'))));
+  said.resize(std::min(said.size(), said.find('\n')));
+  if (said.ends_with('.')) said.pop_back();  // sentences go on behind it
+  return Status(Code::kUnavailable, fmt::format("{} failed: {}", fmt::join(argv, " "), said));
 }
 
 }  // namespace paceline::lab
