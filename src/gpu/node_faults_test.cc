@@ -23,8 +23,10 @@ Drivers drivers_with_slow_nccl(Cluster& cluster) {
   return drivers;
 }
 
-Result<std::unique_ptr<Path>> create(const Drivers& drivers, Cluster& cluster, Rank rank) {
+Result<std::unique_ptr<Path>> create(const Drivers& drivers, Cluster& cluster, Rank rank,
+                                     const std::string& node_reduce = "auto") {
   PathOptions options;
+  options.node_reduce = node_reduce;
   options.device = rank;
   options.least_slice = kMostWires * kSliceAlign;
   options.wire_threads = 1;
@@ -206,6 +208,55 @@ TEST(NodeFaults, ARankThatIsLostInTheCreationIsNamedOnAll) {
     if (r == 3) return;
     EXPECT_EQ(made.status().code(), Code::kPeerLost) << r << ": " << made.status().message();
     EXPECT_NE(made.status().message().find("rank 3"), std::string::npos) << made.status().message();
+  });
+}
+
+// As above, amid an operation: NCCL misses rank 3 at once, the wires a moment later.
+TEST(NodeFaults, ANeighbourThatNcclMissesFirstIsNamedOnAll) {
+  Cluster cluster({.nodes = 2, .local_size = 2, .timeout_s = 30});
+  cluster.machine().expect_faults();
+  whole_nccl = &cluster.cliques().api();
+  slow_nccl = *whole_nccl;
+  static std::atomic<bool> misses, has_missed;
+  misses = has_missed = false;
+  slow_nccl.reduce_scatter = [](const void* from, void* to, size_t count, nc::Type type, nc::Op op,
+                                nc::Comm comm, cu::Stream stream) -> nc::NcclResult {
+    if (!misses) return whole_nccl->reduce_scatter(from, to, count, type, op, comm, stream);
+    has_missed = true;
+    return nc::kRemoteError;
+  };
+  std::atomic<int> ready{0}, left{3};
+  cluster.run([&](Rank r) {
+    auto made =
+        create(r == 2 ? drivers_with_slow_nccl(cluster) : cluster.drivers(), cluster, r, "nccl");
+    ASSERT_TRUE(made) << made.status().message();
+    auto& path = **made;
+    ASSERT_TRUE(path.reserve(kCount * 4, kCount * 4));
+    Tensor tensor(cluster, r, kCount * 4);
+    AllReduce a;
+    a.data = tensor.address();
+    a.count = kCount;
+    a.codec = 0;
+    bool finite = true;
+    std::fill_n(tensor.as<float>(), kCount, 1.0F);
+    auto first = path.all_reduce(a);
+    ASSERT_TRUE(first && path.join(*first, nullptr) && path.wait_arrival(20, finite));
+    for (++ready; ready < 4;) std::this_thread::yield();
+    if (r == 3) {
+      misses = true;
+      while (!has_missed) sleep_for_ms(1);
+      sleep_for_ms(100);
+      cluster.kill(3);
+      while (left > 0) sleep_for_ms(1);
+      paceline_comm_abort(cluster.comm(3), "killed");
+      return;
+    }
+    while (!misses) std::this_thread::yield();
+    auto second = path.all_reduce(a);
+    const auto status = second ? path.wait_arrival(20, finite) : second.status();
+    --left;
+    EXPECT_EQ(status.code(), Code::kPeerLost) << r << ": " << status.message();
+    EXPECT_NE(status.message().find("rank 3 (host"), std::string::npos) << status.message();
   });
 }
 

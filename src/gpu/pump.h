@@ -140,7 +140,7 @@ class Pump {
   /// a wait of the host. It stands for these operations until kGates more calls.
   Result<drivers::cuda::DevicePtr> gate();
   /// Ends everything.
-  void fail(const Status& why);
+  void fail(const Status& found);
   [[nodiscard]] Status failure() const;
   /// The last operation whose pinned memory is free again.
   [[nodiscard]] uint64_t retired() const { return retired_.load(std::memory_order_acquire); }
@@ -177,6 +177,7 @@ class Pump {
   void pump();
   void fail_soon(Status why);
   void fail_now();
+  [[nodiscard]] Status cause_of(const Status& found) const;
   void hold(bool holds);
   bool take_submitted();
   bool post_receives();

@@ -2,10 +2,17 @@
 #include <fmt/format.h>
 
 #include <bit>
+#include <chrono>
+#include <thread>
 
 #include "gpu/pump.h"
 
 namespace paceline::gpu {
+namespace {
+
+constexpr Time kNaming = kSecond;  // by when the wires have missed whom NCCL misses
+
+}  // namespace
 
 void Pump::stop() {
   {
@@ -46,7 +53,24 @@ Status Pump::failure() const {
   return failure_;
 }
 
-void Pump::fail(const Status& why) {
+/// NCCL inside the node may be the first to miss a neighbour, where they talk by sockets, and says nothing of whom; the
+/// wires name it a moment later.
+Status Pump::cause_of(const Status& found) const {
+  if (found.code() != Code::kPeerLost || wires_.empty()) return found;
+  const SteadyClock clock;
+  const Time until = after(clock.now(), kNaming);
+  while (!has_failed()) {
+    for (const auto& wire : wires_) {
+      if (auto health = wire.health(); !health) return health;
+    }
+    if (clock.now() >= until) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return found;
+}
+
+void Pump::fail(const Status& found) {
+  const Status why = cause_of(found);
   {
     std::lock_guard lock(mutex_);
     if (!failure_) return;

@@ -15,7 +15,8 @@ namespace paceline::drivers::nccl {
 using Comm = struct NcclCommTag*;
 using NcclResult = int;  ///< ncclResult_t; 0 is success
 
-inline constexpr NcclResult kInProgress = 7;  // ncclInProgress
+inline constexpr NcclResult kRemoteError = 6;  // ncclRemoteError: a neighbour's process is gone
+inline constexpr NcclResult kInProgress = 7;   // ncclInProgress
 
 enum class Type : int { kInt8 = 0, kFloat16 = 6, kFloat32 = 7, kBFloat16 = 9 };
 enum class Op : int { kSum = 0, kMax = 2 };

@@ -103,7 +103,10 @@ Status explain(const Api& api, NcclResult error, Comm comm, const std::string& w
   const char* last = api.get_last_error == nullptr ? nullptr : api.get_last_error(comm);
   const std::string more = last == nullptr ? "" : last;
   const bool memory = wanted_memory(more);
-  return {memory ? Code::kResourceExhausted : Code::kUnavailable,
+  const Code code = memory                  ? Code::kResourceExhausted
+                    : error == kRemoteError ? Code::kPeerLost
+                                            : Code::kUnavailable;
+  return {code,
           fmt::format("NCCL inside the node: {}: {}{}{}{} (NCCL_DEBUG=WARN says more)", what,
                       text == nullptr ? "error" : text, more.empty() ? "" : ": ", more,
                       memory ? "; the GPU has no memory left for it, unless an earlier error of "

@@ -56,5 +56,13 @@ TEST(Loader, MemoryThatNcclDidNotGetIsNamed) {
   EXPECT_EQ(other.message().find("no memory left"), std::string::npos) << other.message();
 }
 
+TEST(Loader, ANeighbourThatNcclMissesIsALostOne) {
+  Api api;
+  api.get_error_string = [](NcclResult) { return "remote process exited"; };
+  const Status lost = explain(api, kRemoteError, nullptr, "reduce-scatter");
+  EXPECT_EQ(lost.code(), Code::kPeerLost);
+  EXPECT_NE(lost.message().find("reduce-scatter: remote process exited"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace paceline::drivers::nccl
