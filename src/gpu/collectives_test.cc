@@ -52,6 +52,7 @@ std::vector<float> values(Rank rank, int i, uint64_t count) {
 }
 
 void store(DType dtype, void* to, const std::vector<float>& v) {
+  if (v.empty()) return;
   if (dtype == DType::kFloat32)
     std::memcpy(to, v.data(), v.size() * sizeof(float));
   else
@@ -60,6 +61,7 @@ void store(DType dtype, void* to, const std::vector<float>& v) {
 
 std::vector<float> load(DType dtype, const void* from, uint64_t count) {
   std::vector<float> v(count);
+  if (count == 0) return v;
   if (dtype == DType::kFloat32)
     std::memcpy(v.data(), from, count * sizeof(float));
   else

@@ -448,12 +448,15 @@ TEST(Faults, TooLittleMemorySaysHowMuchOfWhat) {
 }
 
 /// What goes wrong on rank 1 is said there and, by its name, on rank 0.
-void expect_of_rank_1(Cluster& cluster, const std::function<Status(Path&, Rank)>& body,
+void expect_of_rank_1(Cluster& cluster,
+                      const std::function<Status(Path&, Rank, const Tensor&)>& body,
                       const std::string& what) {
   cluster.run([&](Rank r) {
     auto made = cluster.create(r);
     ASSERT_TRUE(made.is_ok()) << made.status().message();
-    auto status = body(**made, r);
+    const Tensor tensor(cluster, r,
+                        4096);  // until the operation is over, which a thread may still launch
+    auto status = body(**made, r, tensor);
     bool finite = false;
     if (status) status = (*made)->wait_arrival(10, finite);
     const auto text = status.message();
@@ -477,9 +480,8 @@ TEST(Faults, TooLittleMemoryForResidualsSaysHowMuch) {
   Cluster cluster({.nodes = 2});
   expect_of_rank_1(
       cluster,
-      [&](Path& path, Rank r) {
+      [&](Path& path, Rank r, const Tensor& tensor) {
         PACELINE_RETURN_IF_ERROR(path.reserve(8U << 20, 8U << 20));
-        const Tensor tensor(cluster, r, 4096);
         if (r == 1) cluster.machine().fail("mem_alloc", 2, 2, 1);  // the first plane has come
         return reduce_small(path, tensor, device::cuda::WireCodec::kTopK);
       },
@@ -490,13 +492,12 @@ TEST(Faults, TooLittlePinnedMemorySaysHowMuch) {
   Cluster cluster({.nodes = 2});
   expect_of_rank_1(
       cluster,
-      [&](Path& path, Rank r) {
+      [&](Path& path, Rank r, const Tensor& tensor) {
         if (r == 1) {
           cluster.machine().fail("mem_host_register", 1, 2, 1);
           cluster.machine().fail("mem_host_alloc", 1, 2, 1);
         }
         PACELINE_RETURN_IF_ERROR(path.reserve(64U << 20, 64U << 20));
-        const Tensor tensor(cluster, r, 4096);
         return reduce_small(path, tensor, device::cuda::WireCodec::kExact);
       },
       "136.0 MiB of pinned host memory for encodings of one step");

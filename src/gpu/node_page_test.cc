@@ -119,7 +119,8 @@ bool is_through(Cluster& cluster, std::chrono::milliseconds patience) {
 // What the ranks of a node tell each other over the wire stays under way. Rank 3 has no page, so its node meets over the wire;
 // where gradients are given, too, it could send nothing to the other node, so there all have one.
 TEST(NodePage, ANodeThatHasItMeetsWithoutTheWire) {
-  for (const auto& [ahead, gives] : {std::pair{false, false}, {true, false}, {false, true}}) {
+  for (const auto& way : {std::pair{false, false}, {true, false}, {false, true}}) {
+    const bool ahead = way.first, gives = way.second;
     ClusterOptions o;
     o.local_size = 2;
     o.wires = 1;
