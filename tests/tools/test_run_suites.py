@@ -176,6 +176,19 @@ def test_what_takes_much_memory_runs_alone():
     assert all(suite.alone for suite in large)
 
 
+def test_under_a_sanitizer_what_is_long_is_left_out_but_with_instrumented_and_what_can_not_run_always():
+    long, unfit = (run_suites.Suite(f"asan:{name}_test", ["program"]) for name in ("codec", "capi"))
+    for suite, instrumented, left_out in (
+        (long, False, True),
+        (long, True, False),
+        (unfit, False, True),
+        (unfit, True, True),
+    ):
+        command = run_suites.without_unfit_tests(suite, instrumented).command
+        assert command[0] == "program" and (len(command) == 2) == left_out
+        assert not left_out or command[1].startswith("--gtest_filter=-")
+
+
 def test_every_fuzzer_runs():
     places = (run_suites.ROOT / name for name in ("src", "adapters"))
     there = {path.stem.removesuffix("_fuzz") for place in places for path in place.rglob("*_fuzz.cc")}
