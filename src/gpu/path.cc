@@ -306,6 +306,7 @@ Path::Job Path::make_job(const std::shared_ptr<const PathPlan>& plan, const std:
 /// The pump sets a lane's flags in the order of submission, for pieces too that nobody sends here.
 void Path::number_pieces(Job& job) {
   const auto& plan = *job.operation->plan;
+  job.in_turn_before = last_in_turn_;
   for (const auto& piece : plan.pieces) {
     auto& lane = lanes_[static_cast<size_t>(piece.lane)];
     job.in_flags.push_back(++lane.in_numbered);
@@ -390,7 +391,7 @@ void Path::launch_later(const Job& job) {
     sums.push_back(
         {job.sequence, [this, held, i] { return has_come(held->job, i); },
          [this, held, i] { return named(*held->job.operation, enqueue_in(held->job, i)); },
-         last_in_turn_, [this] { return memory_is_free(); }});
+         held->job.in_turn_before, [this] { return memory_is_free(); }});
   }
   launcher_->push(
       job.sequence,
