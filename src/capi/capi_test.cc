@@ -369,6 +369,14 @@ TEST(Capi, BadArgumentsAreNamed) {
   EXPECT_EQ(paceline_comm_create(&o, &comm), PACELINE_INVALID_ARGUMENT);
   EXPECT_STREQ(paceline_error(nullptr), "job_rank points to -7; it must be 0 or more, or NULL");
   o.job_rank = nullptr;
+  for (double* seconds : {&o.timeout_s, &o.operation_timeout_s}) {
+    *seconds = -2;
+    EXPECT_EQ(paceline_comm_create(&o, &comm), PACELINE_INVALID_ARGUMENT);
+    EXPECT_STREQ(paceline_error(nullptr),
+                 seconds == &o.timeout_s ? "timeout_s is -2; it must be positive, or 0"
+                                         : "operation_timeout_s is -2; it must be positive, or 0");
+    *seconds = 0;
+  }
   o.face = "horse";
   EXPECT_EQ(paceline_comm_create(&o, &comm), PACELINE_INVALID_ARGUMENT);
   EXPECT_EQ(paceline_run(nullptr, nullptr, nullptr), PACELINE_INVALID_ARGUMENT);
