@@ -62,6 +62,7 @@ class Joining {
  private:
   Result<std::unique_ptr<Job>> join_newest_start();
   Result<std::unique_ptr<Job>> join_once();
+  [[nodiscard]] bool is_final(const Status& failure) const;
   bool is_started_again(Starts& starts, const Status& failure);
   Status agree_on_secret();
   Status who_is_missing(const Status& otherwise);
@@ -284,19 +285,21 @@ bool answers(const std::string& address) {
          ::getsockopt(waiting.fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
 }
 
-/// Where rank 0 made this start before this process began and nobody answers any more, its successor may be on its way.
 /// What a living rank says, as of another secret or setting, is final; so is what one that lives has put down, as its
 /// size. A job that is started again may have another.
+bool Joining::is_final(const Status& failure) const {
+  return failure.code() == Code::kUnauthenticated || failure.code() == Code::kInvalidArgument ||
+         (failure.code() == Code::kMismatch &&
+          (contradicted_by_.empty() || answers(contradicted_by_)));
+}
+
+/// Where rank 0 made this start before this process began and nobody answers any more, its successor may be on its way.
 bool Joining::is_started_again(Starts& starts, const Status& failure) {
-  const bool is_final = failure.code() == Code::kUnauthenticated ||
-                        failure.code() == Code::kInvalidArgument ||
-                        (failure.code() == Code::kMismatch &&
-                         (contradicted_by_.empty() || answers(contradicted_by_)));
+  const bool may_be_over = starts.is_older_than_this_process() && !is_final(failure);
   while (true) {
     auto newer = starts.find_newest();
     if (!newer) return false;
     if (*newer) return true;
-    const bool may_be_over = !is_final && starts.is_older_than_this_process();
     if (!may_be_over || clock_.now() >= deadline_) return false;
     doze(after(clock_.now(), kLongestSleep));
   }

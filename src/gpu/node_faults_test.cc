@@ -34,6 +34,16 @@ Result<std::unique_ptr<Path>> create(const Drivers& drivers, Cluster& cluster, R
   return Path::create(drivers, cluster.comm(rank), options);
 }
 
+/// An exact sum of a tensor that is filled with ones here.
+AllReduce of_ones(const Tensor& tensor) {
+  std::fill_n(tensor.as<float>(), kCount, 1.0F);
+  AllReduce a;
+  a.data = tensor.address();
+  a.count = kCount;
+  a.codec = 0;
+  return a;
+}
+
 void sleep_for_ms(int time) { std::this_thread::sleep_for(std::chrono::milliseconds(time)); }
 
 // The host waits for one operation, then lets an update run behind it. What a neighbour's all-gather has not brought must
@@ -116,12 +126,8 @@ TEST(NodeFaults, AWaitForWhatHasArrivedKeepsToItsTimeout) {
     auto& path = **made;
     ASSERT_TRUE(path.reserve(kCount * 4, kCount * 4));
     Tensor tensor(cluster, r, kCount * 4);
-    AllReduce a;
-    a.data = tensor.address();
-    a.count = kCount;
-    a.codec = 0;
+    const auto a = of_ones(tensor);
     bool finite = true;
-    std::fill_n(tensor.as<float>(), kCount, 1.0F);
     auto first = path.all_reduce(a);  // its all-gather waits on the host, for all ranks
     ASSERT_TRUE(first && path.join(*first, nullptr) && path.wait_arrival(20, finite));
     tensor.as<float>()[7] = INFINITY;
@@ -233,12 +239,8 @@ TEST(NodeFaults, ANeighbourThatNcclMissesFirstIsNamedOnAll) {
     auto& path = **made;
     ASSERT_TRUE(path.reserve(kCount * 4, kCount * 4));
     Tensor tensor(cluster, r, kCount * 4);
-    AllReduce a;
-    a.data = tensor.address();
-    a.count = kCount;
-    a.codec = 0;
+    const auto a = of_ones(tensor);
     bool finite = true;
-    std::fill_n(tensor.as<float>(), kCount, 1.0F);
     auto first = path.all_reduce(a);
     ASSERT_TRUE(first && path.join(*first, nullptr) && path.wait_arrival(20, finite));
     for (++ready; ready < 4;) std::this_thread::yield();

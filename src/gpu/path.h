@@ -244,8 +244,8 @@ class Path {
     cu::Event all_out = nullptr;  ///< not ahead: the way out has no flag; the gather stream waits
     std::vector<uint32_t> in_flags,
         back_flags;  ///< [pieces] the lane's flags' values when it has come
-    uint64_t in_turn_before =
-        0;  ///< last_in_turn_ when it was submitted: a thread may launch it later
+    /// last_in_turn_ when it was submitted: a thread may launch it later.
+    uint64_t in_turn_before = 0;
     cu::DevicePtr report = 0;
     /// What the node's ranks have of this rank's shard, by local rank, where the encoder adds it up; else empty.
     std::vector<cu::DevicePtr> parts;

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from paceline import _state
 from paceline import communicator as core
-from paceline._torch import patience
+from paceline._torch import backends, patience
 from paceline._torch.residuals import ResidualSteps
 from paceline._torch.start_lines import job_rank, say_once
 from paceline._torch.stores import TorchStore
@@ -121,16 +121,10 @@ def is_native(process_group):
 
 def _native(process_group):
     """The endpoint that a process group of backend "paceline" brings along, or None."""
-    import torch
-
     own = getattr(process_group, "paceline_endpoint", None)
     if own is not None:
         return own
-    try:
-        backend = process_group._get_backend(torch.device("cpu"))
-    except (AttributeError, RuntimeError):
-        return None
-    return getattr(backend, "paceline_endpoint", None)
+    return getattr(backends.of(process_group, "cpu"), "paceline_endpoint", None)
 
 
 def _prune():

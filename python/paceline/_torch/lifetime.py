@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from paceline import communicator as core
-from paceline._torch import aborts, arrivals, cuda, cuda_group, endpoints, lost_ranks, overlap
+from paceline._torch import aborts, arrivals, backends, cuda, cuda_group, endpoints, lost_ranks, overlap
 from paceline._torch.work import as_torch_error
 
 
@@ -128,13 +128,8 @@ def _backends(group):
     """Those of a process group, by device; a whole process group of ours is its own."""
     if hasattr(group, "paceline_endpoint"):
         return [group]
-    found = []
-    for device in ("cpu", "cuda"):
-        try:
-            found.append(group._get_backend(torch.device(device)))
-        except (AttributeError, RuntimeError):
-            continue
-    return found
+    found = [backends.of(group, device) for device in ("cpu", "cuda")]
+    return [backend for backend in found if backend is not None]
 
 
 def patch_debugging():

@@ -4,13 +4,11 @@ A script may let the others wait for a rank that evaluates or writes a checkpoin
 time-out among the settings, or of the face in use, comes first where torch's own is the default or was meant for Gloo.
 """
 
-import contextlib
-
-import torch
 import torch.distributed as dist
 
 from paceline import _state
 from paceline import communicator as core
+from paceline._torch import backends
 
 
 def given(timeout):
@@ -27,22 +25,13 @@ def of_operations(timeout):
 
 def of_group(process_group, device):
     """What a process group of torch's was made with, for tensors on a type of device; None where it does not tell."""
-    for backend in _backends(process_group, device):
-        timeout = getattr(getattr(backend, "options", None), "_timeout", None)
-        if timeout is not None:
-            return timeout
-    return None
+    backend = backends.of(process_group, device) or process_group
+    return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
 def default():
     """torch's own, of process groups that are not NCCL's."""
     return dist.distributed_c10d.default_pg_timeout
-
-
-def _backends(process_group, device):
-    with contextlib.suppress(AttributeError, RuntimeError):
-        yield process_group._get_backend(torch.device(device))
-    yield process_group  # before torch 2 it is the backend
 
 
 def _face_has_its_own():
