@@ -112,7 +112,10 @@ def _failures(out, model):
     found = {}
     for path in [out / f"{model}.json", *out.glob(f"{model}.failed-*.json")]:
         if path.exists():
-            found.update(json.loads(path.read_text()).get("failed", {}))
+            for what, why in json.loads(path.read_text()).get("failed", {}).items():
+                # Who saw a rank end says less than that rank does.
+                if "PeerLostError" in found.get(what, "PeerLostError"):
+                    found[what] = why
     for path in out.glob(f"{model}.failed-*.json"):
         path.unlink()
     return found

@@ -179,6 +179,15 @@ def test_a_table_holds_the_ready_times_of_its_floor_and_one_node_s_steps_beside_
     assert "times ddp" not in train.table([{**result, "nodes": 2}])
 
 
+def test_what_a_rank_died_of_is_told_and_not_that_others_lost_it(tmp_path):
+    lost, cause = "paceline.errors.PeerLostError: rank 3 is gone", "torch.OutOfMemoryError: 786 MiB"
+    (tmp_path / "gpt2.json").write_text(json.dumps({"failed": {"topk": lost}}))
+    for rank, why in ((1, lost), (2, lost), (3, cause), (5, lost)):
+        (tmp_path / f"gpt2.failed-{rank}.json").write_text(json.dumps({"failed": {"topk": why}}))
+    assert train._failures(tmp_path, "gpt2") == {"topk": cause}
+    assert train._failures(tmp_path, "gpt2") == {"topk": lost}, "files of ranks are of one run"
+
+
 def test_results_of_an_all_reduce_are_held_to_their_codecs():
     import torch
 
