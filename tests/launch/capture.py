@@ -1,7 +1,8 @@
 """Runs a command in a network of its own and looks at what goes through it: capture.py FILE COMMAND…
 
 FILE gets a line for each frame of Paceline's wire (src/wire/frame.h) that begins a TCP segment and has a payload:
-{"type", "has_sum", "is_right": whether the sum is the payload's, null where the segment does not hold all of it}.
+{"type", "bytes": of the payload, "has_sum", "is_right": whether the sum is the payload's, null where the segment does
+not hold all of it}.
 """
 
 import json
@@ -55,7 +56,7 @@ def frame_of(segment):
     has_sum = bool(segment[5] & SUM_FLAG)
     whole = len(payload) == length <= 4096  # this sum is slow
     is_right = number(segment, 60) == crc32c(payload) if has_sum and whole else None
-    return {"type": TYPES[segment[4]], "has_sum": has_sum, "is_right": is_right}
+    return {"type": TYPES[segment[4]], "bytes": length, "has_sum": has_sum, "is_right": is_right}
 
 
 def main():

@@ -22,6 +22,20 @@ def sums(paceline, python, tmp_path):
     return launched
 
 
+@pytest.fixture
+def frames(paceline, python, tmp_path):
+    """What two ranks have said to each other under these settings, as capture.py has it."""
+
+    def captured(**settings):
+        file, seed = tmp_path / "frames", random.randrange(1 << 30)
+        command = [paceline, "run", "-np", 2, "--", python, SUMS, tmp_path, seed, 1]
+        result = run(["unshare", "--net", python, SUMS.with_name("capture.py"), file, *command], **settings)
+        assert result.returncode == 0, f"seed {seed}\n{result.stdout}{result.stderr}"
+        return [json.loads(line) for line in file.read_text().splitlines()]
+
+    return captured
+
+
 def sent(found, memory="private", what="payload_sent"):
     """By all ranks together, as a multiple of the buffer."""
     return sum(one[memory][what] for one in found) / found[0]["bytes"]
@@ -71,17 +85,75 @@ def test_what_only_cuda_tensors_get_is_mentioned_once_by_the_c_abi_too(paceline,
 
 
 @pytest.mark.parametrize(("checksum", "has_sums"), [("on", True), ("off", False), ("auto", False)])
-def test_checksums(paceline, python, tmp_path, checksum, has_sums):
+def test_checksums(frames, checksum, has_sums):
     """Everything that has a payload has its sum beside it on the wire, or nothing has."""
-    frames, seed = tmp_path / "frames", random.randrange(1 << 30)
-    command = [paceline, "run", "-np", 2, "--", python, SUMS, tmp_path, seed, 1]
-    capture = ["unshare", "--net", python, SUMS.with_name("capture.py"), frames]
-    result = run([*capture, *command], PACELINE_CHECKSUM=checksum)
-    assert result.returncode == 0, f"seed {seed}\n{result.stdout}{result.stderr}"
-    seen = [json.loads(line) for line in frames.read_text().splitlines()]
+    seen = frames(PACELINE_CHECKSUM=checksum)
     assert {frame["type"] for frame in seen} >= {"eager", "piece"}
     assert {frame["has_sum"] for frame in seen} == {has_sums}
     assert {frame["is_right"] for frame in seen} == ({True, None} if has_sums else {None})
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "most"), [({}, 1 << 16, 1 << 19), ({"PACELINE_PIECE_BYTES": 8192}, 4096, 8192)]
+)
+def test_no_message_is_longer_than_a_piece(frames, asked, least, most):
+    longest = max(frame["bytes"] for frame in frames(**asked))
+    assert least < longest <= most
+
+
+@pytest.mark.parametrize(("asked", "lends"), [("auto", False), ("0", False), ("1", True)])
+def test_who_lends_the_network_its_memory(sums, asked, lends):
+    """Between ranks of one machine only those that are told to."""
+    assert [found["has_a_long_pipe"] for found in sums(2, 1, PACELINE_ZERO_COPY=asked)] == [lends] * 2
+
+
+@pytest.mark.parametrize("variable", ["PACELINE_HIERARCHICAL_THRESHOLD", "LIGHT_HIERARCHICAL_THRESHOLD"])
+def test_two_levels_only_up_to_the_threshold(paceline, python, tmp_path, variable):
+    """70,001 float32 are just short enough, as many float64 and 200,003 float32 are not."""
+    asked = {"PACELINE_ALGORITHM": "two_level", variable: 4 * 70_001, "PACELINE_LOG_LEVEL": "debug"}
+    result = run([paceline, "run", "-np", 4, "--", python, SUMS, tmp_path, 1, 2], **asked)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for rank in range(4):
+        plans = re.findall(rf"\[paceline {rank}\] a plan for all-reduce of (\d+) elements: (\S+)", result.stderr)
+        assert set(plans) == {
+            ("1", "two-level"),
+            ("1000", "two-level"),
+            ("70001", "two-level"),
+            ("70001", "ring"),
+            ("200003", "ring"),
+        }, result.stderr
+
+
+SMALL = """
+import array, sys
+from paceline import communicator as core
+comm, COUNT = core.Communicator(timeout=60), 100_001
+mine = array.array("f", [1e-8 * (comm.rank + 1)] * COUNT)
+comm.run(core.ALL_REDUCE, dtype=core.DTYPES["float32"], input=mine.buffer_info()[0], output=mine.buffer_info()[0],
+         count=COUNT, codec=core.CODEC_SETTINGS, segments=[(7, 0, COUNT)], name="small")
+assert len(set(mine)) == 1, mine
+sys.stdout.write(f"sum {mine[0] * 1e8:.2f}\\n")
+comm.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 0.0),
+        ({"PACELINE_GRADIENT_SCALE": 65536}, 3.0),
+        ({"PERSEUS_ALLREDUCE_GRADIENT_SCALE": 65536}, 3.0),
+        ({"PACELINE_GRADIENT_SCALE": 1, "PERSEUS_ALLREDUCE_GRADIENT_SCALE": 65536}, 0.0),
+    ],
+)
+def test_scaled_gradients_are_not_lost_in_fp16(paceline, python, tmp_path, settings, expected):
+    """Unscaled 1e-8 and 2e-8 are less than half of the least number that fp16 has."""
+    (tmp_path / "small.py").write_text(SMALL)
+    nodes = "PACELINE_NODE_ID=$RANK exec " + str(python) + f" {tmp_path}/small.py"
+    result = run([paceline, "run", "-np", 2, "--", "sh", "-c", nodes], PACELINE_CODEC="fp16", **settings)
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = [float(text) for text in re.findall(r"sum (\S+)", result.stdout)]
+    assert found == [pytest.approx(expected, abs=0.01)] * 2, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(
