@@ -271,6 +271,8 @@ void add_run(CLI::App& app, Invocation& invocation) {
   command->add_option("--ssh", options->ssh, "the ssh program with its options: 'ssh -p 2222'");
   command->footer(
       "paceline run [OPTIONS] [--] COMMAND [ARGUMENTS…]\n"
+      "One dash is enough for -np, -host, -hostfile, -machinefile and -output-filename, as "
+      "mpirun's.\n"
       "Hosts other than this one are reached by ssh without passwords.");
   command->callback([options, &invocation] {
     if (invocation.command.empty()) throw CLI::RequiredError("COMMAND");
