@@ -4,16 +4,19 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 #include "bootstrap/join_machine.h"
 #include "bootstrap/kv_store.h"
+#include "bootstrap/starts.h"
 #include "wire/fake/fake_network.h"
 
 namespace paceline::bootstrap {
 namespace {
 
 struct Simulated {
-  std::shared_ptr<MemoryKeyValue> space;
+  std::shared_ptr<KeyValue> space;
+  std::optional<Starts> starts;
   std::unique_ptr<wire::FakeChannel> channel;
   std::unique_ptr<JoinMachine> machine;
   bool ended = false;
@@ -28,10 +31,12 @@ struct OddOne {
 
 class Simulation {
  public:
+  /// `outlives_ranks`: the space may hold an earlier start of the job, as torchrun's, so starts are numbered in it; all
+  /// ranks but rank 0 look for the newest before rank 0 makes it.
   Simulation(Rank size, wire::FakeOptions options, std::set<Rank> absent = {},
-             const OddOne& odd = {})
+             const OddOne& odd = {}, bool outlives_ranks = false)
       : network_(options), ranks_(static_cast<std::size_t>(size)) {
-    for (Rank r = 0; r < size; ++r) {
+    for (Rank r = size - 1; r >= 0; --r) {
       if (absent.contains(r)) continue;
       auto& rank = ranks_[static_cast<std::size_t>(r)];
       auto host = "host-" + std::to_string(r / 8);
@@ -45,6 +50,7 @@ class Simulation {
       spec.self.pid = 1000 + r;
       spec.self.address = "fake=" + std::to_string(r);
       spec.prefix = "job/";
+      if (outlives_ranks) spec.prefix = prefix_in_newest_start(rank, r);
       spec.build = "test";
       spec.settings = {{"codec", "none"}};
       spec.timeout = 60 * kSecond;
@@ -101,6 +107,17 @@ class Simulation {
   wire::FakeNetwork& network() { return network_; }
 
  private:
+  static std::string prefix_in_newest_start(Simulated& rank, Rank r) {
+    auto& starts = rank.starts.emplace(rank.space, "job/");
+    if (r == 0) {
+      EXPECT_TRUE(starts.begin().is_ok());
+    } else {
+      EXPECT_TRUE(starts.find_newest());
+      rank.space = starts.watched();
+    }
+    return starts.prefix();
+  }
+
   wire::FakeNetwork network_;
   std::shared_ptr<MemoryKeyValue::Space> space_ = std::make_shared<MemoryKeyValue::Space>();
   std::vector<Simulated> ranks_;
@@ -156,6 +173,23 @@ TEST(JoinSimulation, AThousandRanksInLogarithmicRounds) {
                    static_cast<int>(most_bytes / static_cast<uint64_t>(size)));
   }
   EXPECT_GT(small, 0);
+}
+
+TEST(JoinSimulation, ToNumberStartsCostsThemLittle) {
+  constexpr Rank kSize = 1024;
+  Simulation plain(kSize, wire::FakeOptions());
+  Simulation numbered(kSize, wire::FakeOptions(), {}, {}, true);
+  ASSERT_TRUE(plain.run());
+  ASSERT_TRUE(numbered.run());
+  for (Rank r = 0; r < kSize; ++r) {
+    ASSERT_TRUE(numbered[r].machine->status().is_ok()) << numbered[r].machine->status().message();
+    ASSERT_EQ(numbered[r].machine->take_topology().size(), kSize);
+  }
+  EXPECT_EQ(numbered.finished_at(), plain.finished_at());
+  EXPECT_EQ(numbered.space().puts, plain.space().puts + 1) << "rank 0's start";
+  // One finds the start, or that there is none yet, and a look for a newer one now and then; a join takes milliseconds.
+  EXPECT_GT(numbered.space().gets, plain.space().gets + kSize);
+  EXPECT_LE(numbered.space().gets, plain.space().gets + 3 * kSize);
 }
 
 TEST(JoinSimulation, UnderLossReorderingAndDuplication) {
