@@ -217,7 +217,10 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("face", ["C ABI", "paceline.torch", "paceline.compat.perseus"])
+TIACC = "paceline.compat.tiacc_training as tdist; tdist.init_tiacc_training()"
+
+
+@pytest.mark.parametrize("face", ["C ABI", "paceline.torch", "paceline.compat.perseus", TIACC])
 def test_what_is_known_but_not_built_is_mentioned_once_on_rank_0(paceline, python, tmp_path, face):
     """All of those names at once, and the job works."""
     (tmp_path / "script.py").write_text(DDP.replace("FACE", face))
