@@ -84,6 +84,7 @@ class Joining {
   wire::Events early_;
   Topology topology_;
   std::string contradicted_by_;  ///< see JoinMachine
+  bool is_hearsay_ = false;      ///< see JoinMachine
 };
 
 Member self_of(const Settings& settings, Rank rank, std::string address) {
@@ -219,6 +220,7 @@ Status Joining::meet() {
     doze(machine.next_timer());
   }
   contradicted_by_ = machine.contradicted_by();
+  is_hearsay_ = machine.is_hearsay();
   PACELINE_RETURN_IF_ERROR(machine.status());
   topology_ = machine.take_topology();
   early_ = machine.take_early();
@@ -286,8 +288,9 @@ bool answers(const std::string& address) {
 }
 
 /// What a living rank says, as of another secret or setting, is final; so is what one that lives has put down, as its
-/// size. A job that is started again may have another.
+/// size. A job that is started again may have another, and what ended a start before it may still stand in the space.
 bool Joining::is_final(const Status& failure) const {
+  if (is_hearsay_) return false;
   return failure.code() == Code::kUnauthenticated || failure.code() == Code::kInvalidArgument ||
          (failure.code() == Code::kMismatch &&
           (contradicted_by_.empty() || answers(contradicted_by_)));
@@ -307,6 +310,8 @@ bool Joining::is_started_again(Starts& starts, const Status& failure) {
 
 Result<std::unique_ptr<Job>> Joining::join_once() {
   const auto& settings = *options_.settings;
+  contradicted_by_.clear();
+  is_hearsay_ = false;
   if (identity_.size > 1) {
     rendezvous_.space->announce(here_key(prefix_, identity_.rank));
     PACELINE_RETURN_IF_ERROR(agree_on_secret());

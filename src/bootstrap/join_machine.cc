@@ -238,7 +238,7 @@ void JoinMachine::handle(const wire::Note& note) {
       }
       break;
     case NoteKind::kFailed:
-      fail({decoded->code, decoded->text});
+      heard(*decoded);
       break;
     case NoteKind::kImpatient:
       begin_diagnosis(now_);
@@ -337,13 +337,20 @@ void JoinMachine::hand_out() {
 
 void JoinMachine::look_for_failure(Time now) {
   if (now < failure_check_at_ || state_ == State::kPublish) return;
-  bool first = failure_check_at_ == 0;
   failure_check_at_ = after(now, kFailureCheck);
-  if (first) return;
+  // At once, too: a space of rank 0's ends with it, but whoever has asked there is told before.
   auto value = space_.get(key("failed"));
   if (!value || !*value) return;  // a space that is gone matters only where its answer is needed
   auto note = decode_note(std::as_bytes(std::span(**value)));
-  if (note && note->kind == NoteKind::kFailed) fail({note->code, note->text});
+  if (!note || note->kind != NoteKind::kFailed) return;
+  note->is_hearsay = true;
+  heard(*note);
+}
+
+void JoinMachine::heard(const JoinNote& failure) {
+  contradicted_by_ = failure.address;
+  is_hearsay_ = failure.is_hearsay;
+  fail({failure.code, failure.text});
 }
 
 void JoinMachine::begin_diagnosis(Time now) {
@@ -436,7 +443,11 @@ void JoinMachine::fail(Status why) {
   status_ = std::move(why);
   state_ = State::kFlush;
   flush_ends_ = after(now_, kFlush);
-  const JoinNote note{.kind = NoteKind::kFailed, .code = status_.code(), .text = status_.message()};
+  const JoinNote note{.kind = NoteKind::kFailed,
+                      .address = contradicted_by_,
+                      .code = status_.code(),
+                      .text = status_.message(),
+                      .is_hearsay = is_hearsay_};
   tell(note);
   // Time-outs come to everyone by themselves, and each names what it waited for.
   if (status_.code() != Code::kTimeout) {

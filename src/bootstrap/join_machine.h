@@ -46,9 +46,11 @@ class JoinMachine {
   /// Moves what can be moved; true once it has ended, well or not (see status()).
   bool progress(Time now);
   [[nodiscard]] const Status& status() const { return status_; }
-  /// The address of the rank whose record, as the space has it, contradicts this rank; empty where the end has another
-  /// reason. The record may be of a start that is over.
+  /// The address of the rank whose record, as the space has it, contradicts this rank or the one that told it of that;
+  /// empty where the end has another reason. The record may be of a start that is over.
   [[nodiscard]] const std::string& contradicted_by() const { return contradicted_by_; }
+  /// The end is one that the space told of; who put it there may be of a start that is over, too.
+  [[nodiscard]] bool is_hearsay() const { return is_hearsay_; }
   /// By when progress() must be called again: the space has to be asked from time to time.
   [[nodiscard]] Time next_timer() const;
   /// After the end, once.
@@ -86,6 +88,7 @@ class JoinMachine {
   void name_lost_child();
   void tell(const JoinNote& note);
   void contradicted(const std::string& address, std::string sentence);
+  void heard(const JoinNote& failure);
   void end_flush(Time now);
   Child* child(Rank rank);
   [[nodiscard]] std::string key(const std::string& name) const { return spec_.prefix + name; }
@@ -102,6 +105,7 @@ class JoinMachine {
   State state_ = State::kPublish;
   Status status_;
   std::string contradicted_by_;
+  bool is_hearsay_ = false;
   std::vector<Child> children_;
   std::vector<Member> members_;      ///< of my subtree; then of the job
   std::vector<std::byte> outgoing_;  ///< my subtree's table; then the job's

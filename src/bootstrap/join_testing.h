@@ -101,6 +101,8 @@ inline std::vector<Rank> all(Rank size) {
 
 /// Every rank sends random bytes to every other and checks what it got.
 inline void exchange(std::map<Rank, Outcome>& jobs) {
+  for (auto& [rank, job] : jobs)
+    ASSERT_TRUE(job) << "rank " << rank << ": " << job.status().message();
   struct Transfer {
     std::vector<std::byte> out, in;
   };

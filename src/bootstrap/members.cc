@@ -14,7 +14,7 @@ constexpr uint32_t kNoteMagic = 0x4e504c31;
 constexpr std::size_t kMaxSettings = 256;
 constexpr std::size_t kMaxText = 4096;
 /// A note of a failure must fit into a value of the key-value space: magic, kind, code and length stand before its text.
-constexpr std::size_t kMaxReason = kValueLimit - 4 - 1 - 4 - 4;
+constexpr std::size_t kMaxReason = kValueLimit - 4 - 1 - 4 - 4 - 4 - 1;
 
 Status corrupted(const char* what) {
   return {Code::kCorrupted, fmt::format("{}: the bytes are not what this version writes", what)};
@@ -106,7 +106,9 @@ std::vector<std::byte> encode_note(const JoinNote& note) {
       break;
     case NoteKind::kFailed:
       out.put(static_cast<int32_t>(note.code));
-      out.put_string(shortened(note.text, kMaxReason));
+      out.put_string(shortened(note.text, kMaxReason - note.address.size()));
+      out.put_string(note.address);
+      out.put(static_cast<uint8_t>(note.is_hearsay ? 1 : 0));
       break;
     case NoteKind::kImpatient:
       break;
@@ -141,6 +143,8 @@ Result<JoinNote> decode_note(std::span<const std::byte> bytes) {
       return corrupted("a bootstrap note");
     note.code = static_cast<Code>(code);
     note.text = in.get_string(kMaxText);
+    note.address = in.get_string(kMaxAddress);
+    note.is_hearsay = in.get<uint8_t>() != 0;
   } else if (note.kind != NoteKind::kImpatient) {
     note.bytes = in.get<uint64_t>();
   }

@@ -48,13 +48,14 @@ enum class NoteKind : uint8_t {
 };
 struct JoinNote {
   NoteKind kind = NoteKind::kHello;
-  std::string host;       ///< kHello
-  std::string address;    ///< kHello
-  std::string build;      ///< kHello
-  SettingTexts settings;  ///< kHello
-  uint64_t bytes = 0;     ///< kGather, kTable
-  Code code = Code::kOk;  ///< kFailed
-  std::string text;       ///< kFailed
+  std::string host;     ///< kHello
+  std::string address;  ///< kHello; kFailed: of the rank whose record says otherwise, if one's does
+  std::string build;    ///< kHello
+  SettingTexts settings;    ///< kHello
+  uint64_t bytes = 0;       ///< kGather, kTable
+  Code code = Code::kOk;    ///< kFailed
+  std::string text;         ///< kFailed
+  bool is_hearsay = false;  ///< kFailed: read in the space, where an earlier start may have left it
 };
 std::vector<std::byte> encode_note(const JoinNote& note);
 /// True when `bytes` begin as bootstrap's notes do.

@@ -59,12 +59,18 @@ TEST(Members, ALongReasonFitsIntoTheSpaceInWholeCharacters) {
   while (text.size() < 3 * kValueLimit) text += "…";
   for (std::size_t before = 0; before < 3; ++before) {
     const std::string reason = std::string(before, '.') + text;
-    const auto bytes =
-        encode_note({.kind = NoteKind::kFailed, .code = Code::kMismatch, .text = reason});
+    const auto bytes = encode_note({.kind = NoteKind::kFailed,
+                                    .address = std::string(100 * before, 'a'),
+                                    .code = Code::kMismatch,
+                                    .text = reason,
+                                    .is_hearsay = before == 1});
     EXPECT_LE(bytes.size(), kValueLimit);
+    EXPECT_GT(bytes.size(), kValueLimit - 3) << "as much of it as there is room for";
     const auto back = decode_note(bytes);
     ASSERT_TRUE(back.is_ok());
-    EXPECT_GT(back->text.size(), kValueLimit - 20);
+    EXPECT_EQ(back->address.size(), 100 * before);
+    EXPECT_EQ(back->is_hearsay, before == 1);
+    EXPECT_EQ(back->code, Code::kMismatch);
     EXPECT_EQ((back->text.size() - before) % 3, 0U) << "half a character";
     EXPECT_TRUE(reason.starts_with(back->text));
   }

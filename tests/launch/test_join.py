@@ -56,6 +56,16 @@ def test_sizes_that_differ_are_named_on_every_rank(python, free_port, sizes):
         assert "Start all ranks with the same size (WORLD_SIZE" in text, text
 
 
+@pytest.mark.parametrize("odd", [0, 2])
+def test_a_setting_that_differs_is_named_on_every_rank(python, free_port, odd):
+    place = {"WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "PACELINE_PORT": free_port}
+    ranks = start(python, [{"RANK": r, "PACELINE_CODEC": "topk" if r == odd else "fp16", **place} for r in range(3)])
+    for text in end(ranks):
+        assert text.startswith("MismatchError"), text
+        assert "codec is 'topk'" in text or "'topk' on rank" in text, text
+        assert "'fp16'" in text and f"rank {odd} (host {socket.gethostname()})" in text, text
+
+
 @pytest.mark.parametrize("variable", ["PACELINE_START_TIMEOUT", "HOROVOD_START_TIMEOUT"])
 def test_the_patience_for_a_rank_that_never_comes_is_a_setting(python, free_port, variable):
     place = {"WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "PACELINE_PORT": free_port, variable: "1.5"}
