@@ -13,7 +13,8 @@ constexpr uint32_t kTableMagic = 0x54504c31;
 constexpr uint32_t kNoteMagic = 0x4e504c31;
 constexpr std::size_t kMaxSettings = 256;
 constexpr std::size_t kMaxText = 4096;
-/// A note of a failure must fit into a value of the key-value space: magic, kind, code and length stand before its text.
+/// A note of a failure must fit into a value of the key-value space: magic, kind, code and length stand before its text, an
+/// address with its length and a byte behind it.
 constexpr std::size_t kMaxReason = kValueLimit - 4 - 1 - 4 - 4 - 4 - 1;
 
 Status corrupted(const char* what) {
