@@ -130,10 +130,18 @@ class Branches(nn.Module):
 @check
 def what_no_rank_uses_owes_what_it_owed():
     """Whatever the pass that it was left out of has sent; what is used meanwhile goes on."""
-    for codec, overlap, passes in (("int8", False, 1), ("topk", False, 1), ("topk", False, 2), ("topk", True, 1)):
+    half, single = torch.bfloat16, torch.float32
+    for codec, dtype, overlap, passes in (
+        ("int8", single, False, 1),
+        ("int8", half, False, 1),
+        ("topk", single, False, 1),
+        ("topk", half, False, 1),
+        ("topk", single, False, 2),
+        ("topk", single, True, 1),
+    ):
         torch.manual_seed(0)
         sparse = settings(codec=codec, topk_ratio=0.05, topk_threshold=1000)
-        with sparse, wrapped(Branches(), find_unused_parameters=True) as (model, _):
+        with sparse, wrapped(Branches().to(dtype), find_unused_parameters=True) as (model, _):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             if overlap:
                 optimizer = paceline.torch.DistributedOptimizer(optimizer, model=model, overlap="forward")
@@ -142,12 +150,13 @@ def what_no_rank_uses_owes_what_it_owed():
                 optimizer.zero_grad(set_to_none=True)
                 left_out = step in (3, 5, 6)
                 for again in range(passes):
-                    (model(batch(step + 10 * again, 64), both=not left_out) * batch(step + 50, 64)).sum().backward()
+                    inputs, factors = (batch(number, 64).to(dtype) for number in (step + 10 * again, step + 50))
+                    (model(inputs, both=not left_out) * factors).sum().backward()
                 assert (model.module.second.weight.grad is None) == left_out
                 optimizer.step()
                 after = paceline.torch.residual_state_dict(model)["residuals"]
                 same = {name: torch.equal(before[name], after[name]) for name in before}
-                assert same == {"first.weight": False, "second.weight": left_out}, (codec, overlap, step, same)
+                assert same == {"first.weight": False, "second.weight": left_out}, (codec, dtype, overlap, step, same)
 
 
 @check

@@ -347,6 +347,51 @@ def a_step_that_is_skipped_alone_is_taken_back_alone():
             scaler.update()
 
 
+def rescaled_alone(apart):
+    models = [model(seed, process_group=dist.new_group() if apart else None) for seed in (18, 19, 20)]
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.01) for one in models]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=scale) for scale in (1024.0, 4.0)]
+
+    def passes(which, step):
+        models[which].zero_grad()
+        loss = (models[which](batch(step, 8, 6, dtype=torch.float32)) ** 2).mean()
+        (scalers[which].scale(loss) if which < 2 else loss).backward()
+
+    def spoil(which):
+        next(models[which].parameters()).grad.view(-1)[0] = float("inf")
+        scalers[which].step(optimizers[which])
+        scalers[which].update()
+
+    for step in range(2):
+        for which in range(3):
+            passes(which, step)
+        for scaler, optimizer in zip(scalers, optimizers):
+            scaler.step(optimizer)
+            scaler.update()
+        optimizers[2].step()
+    before = [residuals(one) for one in models]
+    for which in range(3):
+        passes(which, 2)
+    spoil(1)
+    assert [scaler.get_scale() for scaler in scalers] == [1024.0, 2.0]
+    assert identical({name: r / 2 for name, r in before[1].items()}, residuals(models[1]))
+    spoil(0)
+    assert identical({name: r / 2 for name, r in before[0].items()}, residuals(models[0]))
+    assert any(r.any() for r in before[0].values())
+    backward(models[2], 3, factor=float("nan"))
+    assert identical(before[2], residuals(models[2])), "its first pass was kept as another model's scale changed"
+
+
+@check
+def a_scaler_rescales_its_own_models_alone():
+    """And leaves the step of another one's open, which is taken back afterwards. A third model has no scaler."""
+    if not MODERN:
+        assert not hasattr(torch.amp, "GradScaler")
+        return
+    for apart in (False, True):
+        rescaled_alone(apart)
+
+
 @check
 def an_inf_of_one_model_leaves_the_others_step_alone():
     """Top-k sees it by itself. The other's backward pass lies before or behind; no scaler, and nobody steps between."""

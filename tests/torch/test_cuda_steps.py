@@ -401,7 +401,7 @@ def test_a_step_that_the_scaler_skips_takes_the_residuals_back(endpoint):
         steps.optimizer_skipped(optimizer_of(endpoint))
     assert endpoint.communicator.said() == ["wait", "rollback"]
     backward(endpoint)
-    endpoint.steps.scale(0.5)
+    endpoint.steps.scale(0.5, [*endpoint.steps.models.values()])
     assert endpoint.communicator.said() == ["wait", "commit", "scale"]
 
 

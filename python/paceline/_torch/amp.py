@@ -4,9 +4,13 @@ A step of the optimizer keeps its residuals, a skipped one takes them back, a ne
 """
 
 import functools
+import weakref
 
 from paceline._torch.cuda_steps import after_optimizer_step, before_optimizer_step
-from paceline._torch.residuals import ResidualSteps, has_stepped, scaler_decides
+from paceline._torch.residuals import ResidualSteps, has_stepped, rescale, scaler_decides
+
+#: The optimizers of each GradScaler, which forgets them at every update.
+_optimizers = weakref.WeakKeyDictionary()
 
 
 def watch_optimizers(optimizer_module):
@@ -51,7 +55,7 @@ def patch(scaler_class):
     def step_with_residuals(self, optimizer, *args, **kwargs):
         if not self.is_enabled():
             return step(self, optimizer, *args, **kwargs)
-        _take_in_hand(optimizer)
+        _take_in_hand(self, optimizer)
         with scaler_decides() as stepped:
             result = step(self, optimizer, *args, **kwargs)
         steps = ResidualSteps.of_optimizer(optimizer)
@@ -70,8 +74,7 @@ def patch(scaler_class):
         result = update(self, *args, **kwargs)
         after = self.get_scale() if steps else 1.0
         if after != before and before > 0:
-            for one in steps:
-                one.scale(after / before)
+            rescale(list(_optimizers.get(self, ())), after / before)
         return result
 
     unscale = scaler_class.unscale_
@@ -79,7 +82,7 @@ def patch(scaler_class):
     @functools.wraps(unscale)
     def unscale_in_hand(self, optimizer):
         if self.is_enabled():
-            _take_in_hand(optimizer)
+            _take_in_hand(self, optimizer)
         return unscale(self, optimizer)
 
     scaler_class.unscale_ = unscale_in_hand
@@ -87,8 +90,9 @@ def patch(scaler_class):
     scaler_class.update = update_with_residuals
 
 
-def _take_in_hand(optimizer):
+def _take_in_hand(scaler, optimizer):
     """A scaler looks at all gradients before it decides whether to step."""
+    _optimizers.setdefault(scaler, weakref.WeakSet()).add(optimizer)
     if hasattr(optimizer, "_paceline_overlaps"):
         optimizer.synchronize()
 

@@ -2,6 +2,7 @@
 
 import weakref
 
+import torch
 import torch.distributed as dist
 from torch.futures import Future
 
@@ -31,6 +32,9 @@ class KnownBucket:
 
 class Attachment:
     """One DDP model's way. Subclasses reduce a bucket: all_reduce(bucket) returns the future that DDP waits for."""
+
+    #: Of gradients that codecs with residuals take; others travel as they are.
+    residual_dtypes = (torch.float32,)
 
     def __init__(self, ddp, endpoint):
         global _models
@@ -91,7 +95,7 @@ class Attachment:
             ddp = self._ddp()
             self._delayed = DelayedBuckets(ddp, self._elements)
             if self.endpoint.steps.enabled and (ddp.find_unused_parameters or getattr(ddp, "static_graph", False)):
-                self.unused = UnusedParameters(ddp, self.endpoint.steps, self.model, self._keys)
+                self.unused = UnusedParameters(ddp, self.endpoint.steps, self.model, self._keys, self.residual_dtypes)
         return self._delayed.numbered(bucket)
 
     def failed(self, error, buffer):

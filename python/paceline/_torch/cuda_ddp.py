@@ -30,6 +30,8 @@ def stream_handle(device):
 class CudaAttachment(Attachment):
     """A model on one CUDA device."""
 
+    residual_dtypes = (torch.float32, *_HALF)
+
     def __init__(self, ddp, endpoint):
         super().__init__(ddp, endpoint)
         # Before DDP has seen a backward pass, all gradients may lie in one bucket.

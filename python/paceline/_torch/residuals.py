@@ -7,6 +7,7 @@ itself or by GradScaler, because the gradients that travelled are then dropped.
 """
 
 import contextlib
+import itertools
 import threading
 import weakref
 
@@ -55,11 +56,21 @@ def has_stepped(optimizer, steps):
         one.optimizer_stepped(optimizer)
 
 
+def rescale(optimizers, factor):
+    """The scale of a GradScaler of these optimizers has changed by a factor: so do the residuals of their models, or of
+    all where it is not known whose models an optimizer has."""
+    found = {one: [one.models_of(optimizer) for optimizer in optimizers] for one in ResidualSteps.every()}
+    known = bool(optimizers) and all(any(models) for models in zip(*found.values()))
+    for one, models in found.items():
+        one.scale(factor, list(dict.fromkeys(itertools.chain(*models))) if known else one._models())
+
+
 class ModelStep:
     """The step under way of one model."""
 
     def __init__(self, keyed):
         self.keys = [key for key, _ in keyed]
+        self.elements = {key: parameter.numel() for key, parameter in keyed}
         #: By id, of a model that lives: an id is given again once its parameter is gone.
         self.parameters = weakref.WeakValueDictionary((id(parameter), parameter) for _, parameter in keyed)
         self.running = 0  # operations
@@ -221,9 +232,26 @@ class ResidualSteps:
                     communicator.write_residual(key, None, 0)
             del self.models[model]
 
-    def scale(self, factor):
-        self.commit()
-        self._alive().scale_residuals(factor)
+    def scale(self, factor, models):
+        """Keeps what these models' steps have left, and multiplies it. On CUDA what other models of the same process
+        group owe is multiplied as well: its planes hold all of them."""
+        communicator = self._alive()
+        if communicator is None or not models:
+            return
+        self._settle(models, True)
+        for model in models:
+            for residual in model.before.values():
+                residual.mul_(factor)
+        by_key = isinstance(communicator, core.Communicator) and not any(model.running for model in models)
+        if len(models) == len(self._models()) or not by_key:
+            communicator.scale_residuals(factor)
+            return
+        largest = torch.finfo(torch.float32).max  # a residual that is not finite would spoil every step to come
+        for model in models:
+            for key, elements in model.elements.items():
+                residual = residual_of(communicator, key, elements).mul_(factor).clamp_(-largest, largest)
+                if residual.any():
+                    communicator.write_residual(key, residual.data_ptr(), elements)
 
     def _models(self):
         return list(self.models.values())  # other threads may add some

@@ -10,10 +10,12 @@ import torch
 
 
 class UnusedParameters:
-    """One model's. steps: the ResidualSteps that its communicator has; keys: residual keys by a parameter's id."""
+    """One model's. steps: the ResidualSteps that its communicator has; keys: residual keys by a parameter's id; dtypes:
+    of the gradients that have residuals."""
 
-    def __init__(self, ddp, steps, model, keys):
+    def __init__(self, ddp, steps, model, keys, dtypes):
         self._views = ddp.gradient_as_bucket_view
+        self._dtypes = dtypes
         self._steps = steps
         self._model = model
         self._keys = keys
@@ -25,7 +27,7 @@ class UnusedParameters:
         """A bucket is about to leave, with its own number. overlapped: .grad will stand for what arrives."""
         if bucket.index() == 0:
             self._noted, self._again = [], self._steps.begins(self._model)
-        if bucket.buffer().dtype == torch.float32 and bucket.buffer().layout == torch.strided:
+        if bucket.buffer().dtype in self._dtypes and bucket.buffer().layout == torch.strided:
             # In these cases what has arrived becomes .grad, unless there is none.
             self._note(bucket.parameters(), missing=self._views or overlapped)
         if not bucket.is_last():
