@@ -1,6 +1,7 @@
 // What happens when something fails: every rank comes to an end with a sentence, no stream waits for ever, nothing is
 // reported as arrived that did not arrive, and everything can be given back.
 #include <atomic>
+#include <barrier>
 #include <random>
 
 #include "gpu/cluster.h"
@@ -451,8 +452,10 @@ TEST(Faults, TooLittleMemorySaysHowMuchOfWhat) {
 void expect_of_rank_1(Cluster& cluster,
                       const std::function<Status(Path&, Rank, const Tensor&)>& body,
                       const std::string& what) {
+  std::barrier all(cluster.size());
   cluster.run([&](Rank r) {
     auto made = cluster.create(r);
+    all.arrive_and_wait();  // whoever is not made yet would hear of the end while it is
     ASSERT_TRUE(made.is_ok()) << made.status().message();
     const Tensor tensor(cluster, r,
                         4096);  // until the operation is over, which a thread may still launch

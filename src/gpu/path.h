@@ -334,6 +334,8 @@ class Path {
   Status order_lanes_after_gather();
   Status settle(const char* what, const std::function<Status(Residuals&)>& end);
   Status allocate_residuals(bool velocity, bool of_sums);
+  /// For so many residuals more than planes have room for, of which all may be of one run.
+  Status make_room_for(uint64_t elements);
   Result<Residuals::Memory> make_planes(DeviceObjects& from, uint64_t elements, bool velocity);
 
   // path.cc
@@ -436,6 +438,7 @@ class Path {
   std::byte* host_ = nullptr;
   HostRing ring_;
   uint64_t reserved_bytes_ = 0;
+  uint64_t spare_residuals_ = 0;  ///< elements beyond a step's shards, for those that were loaded
 
   std::atomic<uint64_t> submitted_{0};
   uint32_t out_issued_ = 0;          ///< by whom ways out are put on the streams

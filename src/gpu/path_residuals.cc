@@ -28,7 +28,8 @@ Status Path::allocate_residuals(bool velocity, bool of_sums) {
   // Runs are padded to 16 elements each, parts rounded; tails belong to the last rank.
   constexpr uint64_t kSlack = 1U << 16;
   auto fresh = std::make_unique<DeviceObjects>(api_);
-  PACELINE_ASSIGN(auto planes, make_planes(*fresh, mine + mine / 64 + kSlack, velocity));
+  PACELINE_ASSIGN(auto planes,
+                  make_planes(*fresh, mine + mine / 64 + kSlack + spare_residuals_, velocity));
   PACELINE_RETURN_IF_ERROR(residuals_->use(planes));
   const bool sums = shape_.nodes > 2 && of_sums;
   if (shape_.local_size > 1 || sums) {  // else the only rank of a node owns all of what it encodes
@@ -144,13 +145,30 @@ Status Path::read_residual(uint64_t key, std::span<float> data) {
   return ended_by(sum_residuals_->add_to(key, data));
 }
 
+Status Path::make_room_for(uint64_t elements) {
+  if (!pump_->all_arrived())
+    return {Code::kInvalidArgument,
+            "residuals of another number of ranks take more memory, so they must not be loaded "
+            "while operations are under way: load them before the backward pass"};
+  const uint64_t mine = reserved_bytes_ / sizeof(float) / static_cast<uint64_t>(shape_.local_size);
+  constexpr uint64_t kRuns = 64;  // each of them is padded
+  spare_residuals_ += std::max(elements + elements / kRuns, mine / 4);
+  return ended_by(allocate_residuals(residuals_->has_velocity(), sum_residuals_->ready()));
+}
+
 Status Path::write_residual(uint64_t key, std::span<const float> data) {
   PACELINE_RETURN_IF_ERROR(usable("residual write"));
   const CurrentContext current(api_, context_);
   settle_sums();
   if (!residuals_->ready() && data.empty()) return Status::ok();
   if (!residuals_->ready()) PACELINE_RETURN_IF_ERROR(ensure_residuals(false, false));
-  PACELINE_RETURN_IF_ERROR(ended_by(residuals_->write(key, data)));
+  auto written = residuals_->write(key, data);
+  if (written.code() == Code::kResourceExhausted) {
+    // Of another number of ranks: with the next step what is owed goes to its owners, until then it needs a place here.
+    PACELINE_RETURN_IF_ERROR(make_room_for(data.size()));
+    written = residuals_->write(key, data);
+  }
+  PACELINE_RETURN_IF_ERROR(ended_by(written));
   // What was read of the sums is part of the values now.
   sum_residuals_->forget(key);
   return Status::ok();

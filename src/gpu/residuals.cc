@@ -15,6 +15,21 @@ constexpr uint64_t kGranule = 16;
 
 uint64_t round_up(uint64_t elements) { return (elements + kGranule - 1) / kGranule * kGranule; }
 
+/// Stretches of elements that aren't zero. Shorter gaps belong to them: zero is also what has been sent.
+std::vector<ResidualRange> runs_of(uint64_t key, std::span<const float> data) {
+  constexpr uint64_t kGap = 4096;
+  std::vector<ResidualRange> runs;
+  for (uint64_t i = 0; i < data.size(); ++i) {
+    if (data[i] == 0) continue;
+    const uint64_t end = runs.empty() ? 0 : runs.back().offset + runs.back().elements;
+    if (runs.empty() || i - end >= kGap)
+      runs.push_back({key, i, 1});
+    else
+      runs.back().elements = i + 1 - runs.back().offset;
+  }
+  return runs;
+}
+
 }  // namespace
 
 Status Residuals::use(const Memory& memory) {
@@ -404,15 +419,10 @@ Status Residuals::write(uint64_t key, std::span<const float> data) {
                       "shape changed",
                       key, offset + e.elements, data.size())};
   }
-  const auto first = std::find_if(data.begin(), data.end(), [](float f) { return f != 0; });
-  const auto last = std::find_if(data.rbegin(), data.rend(), [](float f) { return f != 0; }).base();
   std::vector<Found> found;
   std::vector<ResidualRange> missing;
-  // Memory is taken from the first to the last element that isn't zero, a rank's own shard; what has memory is set.
-  if (first < last)
-    find(committed_, now_,
-         {key, static_cast<uint64_t>(first - data.begin()), static_cast<uint64_t>(last - first)},
-         found, missing);
+  // Memory is taken for a rank's own shards; what has memory is set.
+  for (const auto& run : runs_of(key, data)) find(committed_, now_, run, found, missing);
   for (const auto& range : missing) {
     PACELINE_ASSIGN(uint64_t position, take(now_, range.elements));
     for (const auto& planes : {memory_.residual, memory_.velocity}) {
