@@ -66,6 +66,15 @@ def test_verdicts_on_python(tmp_path, monkeypatch, replace, verdict):
     assert "return a + b" in (tmp_path / "sums.py").read_text()  # as it was
 
 
+def test_a_second_run_in_the_same_copy_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutants, "TREE", tmp_path / "tree")
+    said = r"another run is under way in .*/tree: wait for it, or .*--shard K/N"
+    with mutants.alone_in_the_copy(), pytest.raises(SystemExit, match=said), mutants.alone_in_the_copy():
+        raise AssertionError("two runs have one copy")
+    with mutants.alone_in_the_copy():
+        pass
+
+
 def test_what_a_test_that_hangs_has_started_ends_with_it(tmp_path, monkeypatch):
     """A rank of its job, say, in a session of its own."""
     monkeypatch.setattr(mutants, "TREE", tmp_path)

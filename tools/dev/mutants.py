@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import fcntl
 import os
 import re
 import shutil
@@ -55,6 +56,20 @@ def shard_of(text: str) -> tuple[int, int]:
     if found is None or int(found[1]) > int(found[2]):
         raise argparse.ArgumentTypeError(f"'{text}' is no part such as 2/3, the second of three")
     return int(found[1]), int(found[2])
+
+
+@contextlib.contextmanager
+def alone_in_the_copy():
+    """Two runs that change one copy would judge each other's faults."""
+    TREE.parent.mkdir(parents=True, exist_ok=True)
+    with open(TREE.parent / f"{TREE.name}.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(
+                f"mutants: another run is under way in {TREE}: wait for it, or use a copy of its own (--shard K/N)"
+            )
+        yield
 
 
 def copy_tree() -> None:
@@ -202,6 +217,11 @@ def main() -> int:
         for m in mutants:
             print(f"{m.name:40} {m.file}")
         return 0
+    with alone_in_the_copy():
+        return try_all(mutants)
+
+
+def try_all(mutants: list[Mutant]) -> int:
     copy_tree()
     print("==> the unmutated copy", flush=True)
     problem = build(set().union(*(targets_of(m) for m in mutants)))
