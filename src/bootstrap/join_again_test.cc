@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <mutex>
@@ -29,6 +30,38 @@ TEST(Join, RanksThatAreStartedAgainFindEachOtherWhateverWasLeft) {
   }
 }
 
+/// A job that is started again, long after the start that stands in the store; rank 0 comes once the others have tried that.
+std::map<Rank, Outcome> start_again(SharedStore& store, Rank size) {
+  std::map<Rank, Outcome> jobs;
+  const auto made = std::find_if(store.entries.begin(), store.entries.end(),
+                                 [](const auto& e) { return e.first.ends_with("start/0"); });
+  if (made == store.entries.end()) return jobs;
+  made->second = "1000000";  // long before this process
+  const std::string next = made->first.substr(0, made->first.size() - 1) + "1";
+  std::mutex mutex;
+  const auto join_some = [&](const std::vector<Rank>& ranks) {
+    for (auto& [rank, job] : join_all(size, ranks, &store, loopback)) {
+      std::lock_guard lock(mutex);
+      jobs.emplace(rank, std::move(job));
+    }
+  };
+  auto others = all(size);
+  others.erase(others.begin());
+  std::atomic<bool> given_up = false;
+  std::thread early([&] {
+    join_some(others);
+    given_up = true;
+  });
+  // Each asks twice before it tries the old start, and again and again once that has led nowhere.
+  for (int asked = 0; asked < 20 && !given_up; std::this_thread::yield()) {
+    std::lock_guard lock(store.mutex);
+    asked = store.asked[next];
+  }
+  if (!given_up) join_some({0});
+  early.join();
+  return jobs;
+}
+
 /// Elastic jobs are started again with fewer ranks or more.
 TEST(Join, RanksThatComeBeforeRankZeroLeaveTheOldStartWhenItIsThere) {
   // Of six, rank 5 has another than rank 0 to ask, which comes anew as well.
@@ -37,32 +70,29 @@ TEST(Join, RanksThatComeBeforeRankZeroLeaveTheOldStartWhenItIsThere) {
     SharedStore store;
     auto first = join_all(before, all(before), &store, loopback);
     leave(first);
-    const auto made = std::find_if(store.entries.begin(), store.entries.end(),
-                                   [](const auto& e) { return e.first.ends_with("start/0"); });
-    ASSERT_NE(made, store.entries.end());
-    made->second = "1000000";  // long before this process
-    const std::string next = made->first.substr(0, made->first.size() - 1) + "1";
-    std::map<Rank, Outcome> jobs;
-    std::mutex mutex;
-    const auto join_some = [&](const std::vector<Rank>& ranks) {
-      for (auto& [rank, job] : join_all(size, ranks, &store, loopback)) {
-        std::lock_guard lock(mutex);
-        jobs.emplace(rank, std::move(job));
-      }
-    };
-    auto others = all(size);
-    others.erase(others.begin());
-    std::thread early([&] { join_some(others); });
-    // Each asks twice before it tries the old start, and again and again once that has led nowhere.
-    for (int asked = 0; asked < 20; std::this_thread::yield()) {
-      std::lock_guard lock(store.mutex);
-      asked = store.asked[next];
-    }
-    join_some({0});
-    early.join();
+    auto jobs = start_again(store, size);
+    ASSERT_EQ(jobs.size(), static_cast<std::size_t>(size))
+        << jobs.begin()->second.status().message();
     exchange(jobs);
     leave(jobs);
   }
+}
+
+/// As that its ranks had other settings, which whoever starts them again may have mended.
+TEST(Join, WhatEndedAnEarlierStartDoesNotEndTheNext) {
+  SharedStore store;
+  auto first = join_all(3, all(3), &store, [](Rank r) {
+    auto variables = loopback(r);
+    if (r == 2) variables["PACELINE_CODEC"] = "fp16";
+    return variables;
+  });
+  for (auto& [rank, job] : first) EXPECT_EQ(job.status().code(), Code::kMismatch) << rank;
+  ASSERT_TRUE(std::any_of(store.entries.begin(), store.entries.end(),
+                          [](const auto& e) { return e.first.ends_with("/failed"); }));
+  auto jobs = start_again(store, 3);
+  ASSERT_EQ(jobs.size(), 3U) << jobs.begin()->second.status().message();
+  exchange(jobs);
+  leave(jobs);
 }
 
 TEST(Join, WhatALivingRankComplainsOfIsSaidAtOnce) {
