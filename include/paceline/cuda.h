@@ -2,10 +2,12 @@
  * ordered by streams. The conventions of comm.h hold: structs begin with their size, functions return a paceline_code,
  * paceline_cuda_error() explains the last failure.
  *
- * - No function here waits for the network, except paceline_cuda_create, _reserve, _destroy, _wait_arrival and
- *   _wait_operation, and an all-reduce that may travel by rows (row_elements), which asks what all ranks sent the last time.
+ * - No function here waits for the network, except paceline_cuda_create, _reserve, _destroy, _wait_arrival, _wait_operation,
+ *   _rest and those of residuals; an all-reduce that may travel by rows (row_elements), which asks what all ranks sent the last
+ *   time; and, on three nodes and more, one that finds pinned memory full until other nodes' parts of former ones have come.
  * - Streams and device pointers are the driver API's (CUstream, CUdeviceptr), which the runtime API shares.
- * - All memory is allocated by create and by reserve: none while an operation is under way.
+ * - All memory is allocated by create and by reserve (and by paceline_cuda_residual_write, for what other numbers of ranks
+ *   have saved): none while an operation is under way.
  * - All ranks of a communicator submit the same operations in the same order, from one thread at a time.
  */
 #ifndef PACELINE_CUDA_H

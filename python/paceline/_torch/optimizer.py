@@ -40,7 +40,8 @@ def distributed_optimizer(optimizer, named_parameters=None, *, model=None, overl
     .grad (before clipping, and before direct reads of parameters); skip_synchronize() is Horovod's context for step().
 
     Raises InvalidArgumentError and UnsupportedError that name what is wrong. The next wait after a fault (a forward
-    pass, step(), synchronize(), state_dict()) raises the PacelineError that names the rank.
+    pass, of fused optimizers on GPUs a backward pass, step(), synchronize(), state_dict()) raises the PacelineError
+    that names the rank.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(
