@@ -333,6 +333,9 @@ TEST(Join, LongNamesThatEndDifferentlyAreDifferentJobs) {
     EXPECT_LE((*first.at(r))->id.size(), 160U);
   }
   EXPECT_EQ(store.entries.size(), 2 * keys) << "they met under the same keys";
+  const auto first_starts = std::count_if(store.entries.begin(), store.entries.end(),
+                                          [](auto& e) { return e.first.ends_with("start/0"); });
+  EXPECT_EQ(first_starts, 2) << "the second was taken for the first, started again";
 }
 
 TEST(Join, APatienceWithoutEndIsOne) {
