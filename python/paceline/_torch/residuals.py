@@ -250,8 +250,7 @@ class ResidualSteps:
         for model in models:
             for key, elements in model.elements.items():
                 residual = residual_of(communicator, key, elements).mul_(factor).clamp_(-largest, largest)
-                if residual.any():
-                    communicator.write_residual(key, residual.data_ptr(), elements)
+                communicator.write_residual(key, residual.data_ptr(), elements)
 
     def _models(self):
         return list(self.models.values())  # other threads may add some
