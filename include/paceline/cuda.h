@@ -6,7 +6,7 @@
  *   _rest and those of residuals; an all-reduce that may travel by rows (row_elements), which asks what all ranks sent the last
  *   time; and, on three nodes and more, one that finds pinned memory full until other nodes' parts of former ones have come.
  * - Streams and device pointers are the driver API's (CUstream, CUdeviceptr), which the runtime API shares.
- * - All memory is allocated by create and by reserve (and by paceline_cuda_residual_write, for what other numbers of ranks
+ * - All memory is allocated by create and by reserve (and by the writes of residuals and velocities, for what other numbers of ranks
  *   have saved): none while an operation is under way.
  * - All ranks of a communicator submit the same operations in the same order, from one thread at a time.
  */
@@ -159,15 +159,22 @@ PACELINE_API paceline_code paceline_cuda_stats_get(const paceline_cuda* cuda,
                                                    paceline_cuda_stats* stats);
 
 /* Residuals of one step are kept (commit) or return to their values before it (rollback); a new loss scale
- * multiplies them (scale). Call after wait_arrival; see comm.h. A write of no elements forgets the parameter. */
+ * multiplies them (scale): of these keys, or all where they are NULL. Call after wait_arrival; see comm.h. A write of no
+ * elements forgets the parameter. The velocities of momentum-corrected top-k lie beside the residuals and share their steps;
+ * a parameter without any reads as 0. */
 PACELINE_API paceline_code paceline_cuda_residual_commit(paceline_cuda* cuda, const uint64_t* keys,
                                                          uint64_t count);
 PACELINE_API paceline_code paceline_cuda_residual_rollback(paceline_cuda* cuda,
                                                            const uint64_t* keys, uint64_t count);
-PACELINE_API paceline_code paceline_cuda_residual_scale(paceline_cuda* cuda, double factor);
+PACELINE_API paceline_code paceline_cuda_residual_scale(paceline_cuda* cuda, double factor,
+                                                        const uint64_t* keys, uint64_t count);
 PACELINE_API paceline_code paceline_cuda_residual_read(paceline_cuda* cuda, uint64_t key,
                                                        float* data, uint64_t elements);
 PACELINE_API paceline_code paceline_cuda_residual_write(paceline_cuda* cuda, uint64_t key,
+                                                        const float* data, uint64_t elements);
+PACELINE_API paceline_code paceline_cuda_velocity_read(paceline_cuda* cuda, uint64_t key,
+                                                       float* data, uint64_t elements);
+PACELINE_API paceline_code paceline_cuda_velocity_write(paceline_cuda* cuda, uint64_t key,
                                                         const float* data, uint64_t elements);
 
 #ifdef __cplusplus

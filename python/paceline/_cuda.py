@@ -109,9 +109,11 @@ PROTOTYPES = {
     "paceline_cuda_stats_get": (_CODE, [_CUDA, POINTER(CudaStats)]),
     "paceline_cuda_residual_commit": (_CODE, [_CUDA, POINTER(c_uint64), c_uint64]),
     "paceline_cuda_residual_rollback": (_CODE, [_CUDA, POINTER(c_uint64), c_uint64]),
-    "paceline_cuda_residual_scale": (_CODE, [_CUDA, c_double]),
+    "paceline_cuda_residual_scale": (_CODE, [_CUDA, c_double, POINTER(c_uint64), c_uint64]),
     "paceline_cuda_residual_read": (_CODE, [_CUDA, c_uint64, POINTER(c_float), c_uint64]),
     "paceline_cuda_residual_write": (_CODE, [_CUDA, c_uint64, POINTER(c_float), c_uint64]),
+    "paceline_cuda_velocity_read": (_CODE, [_CUDA, c_uint64, POINTER(c_float), c_uint64]),
+    "paceline_cuda_velocity_write": (_CODE, [_CUDA, c_uint64, POINTER(c_float), c_uint64]),
 }
 
 _lock = threading.Lock()
@@ -334,8 +336,8 @@ class CudaCommunicator:
     def rollback_residuals(self, keys=None):
         self._check(self._library.paceline_cuda_residual_rollback(self._open(), *core.key_array(keys)))
 
-    def scale_residuals(self, factor):
-        self._check(self._library.paceline_cuda_residual_scale(self._open(), factor))
+    def scale_residuals(self, factor, keys=None):
+        self._check(self._library.paceline_cuda_residual_scale(self._open(), factor, *core.key_array(keys)))
 
     def read_residual(self, key, pointer, elements):
         """Copies a parameter's residual (float32) to host memory; elements never seen read as 0."""
@@ -345,6 +347,15 @@ class CudaCommunicator:
     def write_residual(self, key, pointer, elements):
         data = ctypes.cast(pointer, POINTER(c_float))
         self._check(self._library.paceline_cuda_residual_write(self._open(), key, data, elements))
+
+    def read_velocity(self, key, pointer, elements):
+        """The same of momentum-corrected top-k's velocity; 0 where there is none."""
+        data = ctypes.cast(pointer, POINTER(c_float))
+        self._check(self._library.paceline_cuda_velocity_read(self._open(), key, data, elements))
+
+    def write_velocity(self, key, pointer, elements):
+        data = ctypes.cast(pointer, POINTER(c_float))
+        self._check(self._library.paceline_cuda_velocity_write(self._open(), key, data, elements))
 
     # --- life -----------------------------------------------------------------------------------------------------
 

@@ -335,10 +335,12 @@ paceline_code paceline_cuda_residual_rollback(paceline_cuda* cuda, const uint64_
   });
 }
 
-paceline_code paceline_cuda_residual_scale(paceline_cuda* cuda, double factor) {
+paceline_code paceline_cuda_residual_scale(paceline_cuda* cuda, double factor, const uint64_t* keys,
+                                           uint64_t count) {
   return guarded([&]() -> Status {
     USABLE(cuda);
-    return cuda->path->scale_residuals(factor);
+    if (keys == nullptr) return cuda->path->scale_residuals(factor);
+    return cuda->path->scale_residuals(factor, std::span(keys, count));
   });
 }
 
@@ -359,4 +361,22 @@ paceline_code paceline_cuda_residual_write(paceline_cuda* cuda, uint64_t key, co
     return cuda->path->write_residual(key, {data, elements});
   });
 }
+}
+
+paceline_code paceline_cuda_velocity_read(paceline_cuda* cuda, uint64_t key, float* data,
+                                          uint64_t elements) {
+  return guarded([&]() -> Status {
+    USABLE(cuda);
+    if (data == nullptr && elements > 0) return invalid("the buffer is null");
+    return cuda->path->read_velocity(key, {data, elements});
+  });
+}
+
+paceline_code paceline_cuda_velocity_write(paceline_cuda* cuda, uint64_t key, const float* data,
+                                           uint64_t elements) {
+  return guarded([&]() -> Status {
+    USABLE(cuda);
+    if (data == nullptr) return invalid("the buffer is null");
+    return cuda->path->write_velocity(key, {data, elements});
+  });
 }

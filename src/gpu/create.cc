@@ -378,7 +378,9 @@ Status Path::drain(cu::Stream stream, const char* what, double seconds) const {
     if (auto status = wires_health(); !status && !destroyed_) return status;
     if (SteadyClock().now() > until)
       return {Code::kTimeout,
-              fmt::format("{}: the GPU has not finished within {:g} s", what, seconds)};
+              fmt::format("rank {}: {}: the GPU has not finished within {:g} s; it is busy with "
+                          "something else, or hangs (nvidia-smi shows which)",
+                          me_.rank, what, seconds)};
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 }

@@ -6,11 +6,12 @@ namespace {
 
 using device::cuda::WireCodec;
 
-class LossScale : public testing::TestWithParam<WireCodec> {};
+class LossScale : public testing::TestWithParam<std::tuple<WireCodec, int>> {};  // nodes
 
 TEST_P(LossScale, MultipliesEveryResidual) {
   constexpr uint64_t kFirst = 1003, kSecond = 10, kCount = kFirst + kSecond + 70'001;
-  Cluster cluster({});
+  const auto [codec, nodes] = GetParam();
+  Cluster cluster({.nodes = nodes});
   cluster.run([&](Rank r) {
     auto made = cluster.create(r, {.piece_bytes = 64 * 1024});
     ASSERT_TRUE(made.is_ok()) << made.status().message();
@@ -28,7 +29,7 @@ TEST_P(LossScale, MultipliesEveryResidual) {
     AllReduce a;
     a.data = data;
     a.count = kCount;
-    a.codec = static_cast<int>(GetParam());
+    a.codec = static_cast<int>(codec);
     a.ratio = 0.01;
     a.stream = stream;
     a.segments = {{1, 0, kFirst}, {2, 0, kSecond}, {3, 0, kCount - kFirst - kSecond}};
@@ -56,12 +57,30 @@ TEST_P(LossScale, MultipliesEveryResidual) {
     }
     EXPECT_GT(kept, kCount / 4);
     EXPECT_FALSE(path.scale_residuals(0).is_ok());
+    // The second one begins at an address that no kernel takes, and has all of its elements ahead of the first aligned one
+    // or some behind it.
+    const uint64_t keys[] = {2, 3};
+    ASSERT_TRUE(path.scale_residuals(3, std::span(keys).first(1)).is_ok());
+    const auto second = read();
+    ASSERT_TRUE(path.scale_residuals(0.25, std::span(keys).subspan(1)).is_ok());
+    const auto third = read();
+    for (uint64_t i = 0; i < kCount; ++i) {
+      const bool in_second = i >= kFirst && i < kFirst + kSecond;
+      ASSERT_EQ(second[i], after[i] * (in_second ? 3.0F : 1.0F)) << i;
+      ASSERT_EQ(third[i], second[i] * (i >= kFirst + kSecond ? 0.25F : 1.0F)) << i;
+    }
+    EXPECT_TRUE(path.scale_residuals(2, std::span(keys).first(0)).is_ok());
+    EXPECT_EQ(read(), third);
     EXPECT_TRUE(path.destroy().is_ok());
     EXPECT_EQ(api.mem_free(data), 0);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, LossScale, testing::Values(WireCodec::kTopK, WireCodec::kInt8));
+// On three nodes sums owe something, too.
+INSTANTIATE_TEST_SUITE_P(Codecs, LossScale,
+                         testing::Values(std::tuple(WireCodec::kTopK, 2),
+                                         std::tuple(WireCodec::kInt8, 2),
+                                         std::tuple(WireCodec::kInt8, 3)));
 
 }  // namespace
 }  // namespace paceline::gpu

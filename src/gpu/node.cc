@@ -1,5 +1,7 @@
 #include "gpu/node.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -55,7 +57,10 @@ Status Node::join(const NodeIds& ids) {
 
 Status Node::usable() const {
   if (!aborted_) return Status::ok();
-  return {Code::kAborted, "the communicators inside the node were aborted"};
+  return {Code::kAborted,
+          fmt::format("rank {} of the node: its NCCL communicators inside the node were aborted, "
+                      "for the job has failed; the first error says why, start it again",
+                      rank_)};
 }
 
 Status Node::reduce_scatter(const PathPlan& plan, uint64_t data, drivers::cuda::Stream stream) {

@@ -157,6 +157,54 @@ TEST(NodeFaults, AWaitForWhatHasArrivedKeepsToItsTimeout) {
   });
 }
 
+// Everything has come over the network, and a lost neighbour spoils what brings it to its place: no update may follow.
+TEST(NodeFaults, AGateClosesOverWhatANeighbourHasNotBrought) {
+  Cluster cluster({.nodes = 2, .local_size = 2, .timeout_s = 30});
+  cluster.machine().expect_faults();
+  whole_nccl = &cluster.cliques().api();
+  slow_nccl = *whole_nccl;
+  holds_gather = gather_fails = false;
+  slow_nccl.all_gather = [](const void* from, void* to, size_t count, nc::Type type, nc::Comm comm,
+                            cu::Stream stream) -> nc::NcclResult {
+    while (holds_gather && !gather_fails) sleep_for_ms(1);
+    return gather_fails ? 1 : whole_nccl->all_gather(from, to, count, type, comm, stream);
+  };
+  std::atomic<int> ready{0};
+  cluster.run([&](Rank r) {
+    auto made = create(r == 1 ? drivers_with_slow_nccl(cluster) : cluster.drivers(), cluster, r);
+    ASSERT_TRUE(made) << made.status().message();
+    auto& path = **made;
+    ASSERT_TRUE(path.reserve(kCount * 4, kCount * 4));
+    Tensor tensor(cluster, r, kCount * 4);
+    const auto a = of_ones(tensor);
+    bool finite = true;
+    auto first = path.all_reduce(a);
+    ASSERT_TRUE(first && path.join(*first, nullptr) && path.wait_arrival(20, finite));
+    auto before = path.gate();
+    ASSERT_TRUE(before);
+    for (++ready; ready < 4;) std::this_thread::yield();
+    holds_gather = true;
+    auto second = path.all_reduce(a);
+    if (r == 0) {
+      ASSERT_TRUE(second);
+      auto gate = path.gate();
+      ASSERT_TRUE(gate);
+      Status late;  // first of what has not come, then of what has
+      do {
+        late = path.wait_operation(*second, 0.1, finite);
+      } while (!late && late.message().find("GPUs") == std::string::npos);
+      EXPECT_EQ(*reinterpret_cast<const float*>(*gate), 0.0F);
+      path.abort("rank 1 is lost");
+      EXPECT_EQ(*reinterpret_cast<const float*>(*gate), 1.0F);
+      EXPECT_EQ(*reinterpret_cast<const float*>(*before), 0.0F) << "that pass is in its place";
+      gather_fails = true;
+    } else {
+      (void)path.wait_arrival(20, finite);
+    }
+    (void)path.destroy();
+  });
+}
+
 // A guard's thread aborts; the script has heard of it and destroys the handle while NCCL is still being aborted.
 TEST(NodeFaults, NothingIsFreedWhileNcclIsBeingAborted) {
   Cluster cluster({.nodes = 2, .local_size = 2});

@@ -490,9 +490,10 @@ Status Path::wait_finished(uint64_t operation, Time began, double timeout_s, boo
     if (now() > until) {
       pump_->tell_again(finite);
       return {Code::kTimeout,
-              fmt::format("all-reduces have arrived from the other nodes, but are not through "
-                          "the GPUs of this one within {:g} s",
-                          timeout_s)};
+              fmt::format("rank {}: what has arrived from the other nodes is not through the GPUs "
+                          "of this one within the caller's {:g} s: one of them is busy or hangs; "
+                          "wait longer, or look at them (nvidia-smi)",
+                          me_.rank, timeout_s)};
     }
     // Copies and kernels of a piece: to sleep, and be woken, would take longer.
     if (now() - since > kLook) std::this_thread::sleep_for(std::chrono::microseconds(5));

@@ -192,8 +192,12 @@ class Path {
   Status commit_residuals(std::span<const uint64_t> keys);
   Status rollback_residuals(std::span<const uint64_t> keys);
   Status scale_residuals(double factor);
+  Status scale_residuals(double factor, std::span<const uint64_t> keys);
   Status read_residual(uint64_t key, std::span<float> data);
   Status write_residual(uint64_t key, std::span<const float> data);
+  /// Momentum correction's: 0 where there is none.
+  Status read_velocity(uint64_t key, std::span<float> data);
+  Status write_velocity(uint64_t key, std::span<const float> data);
 
   [[nodiscard]] const std::string& describe() const { return description_; }
   [[nodiscard]] paceline_cuda_stats statistics() const;
@@ -329,11 +333,17 @@ class Path {
   Status warm_up_rows();
 
   // path_residuals.cc
+  using Multiply = std::function<Status(cu::DevicePtr, uint64_t)>;
   void settle_sums();
   Status ensure_residuals(bool velocity, bool sums);
   Status order_lanes_after_gather();
   Status settle(const char* what, const std::function<Status(Residuals&)>& end);
   Status allocate_residuals(bool velocity, bool of_sums);
+  Status scale(double factor, const std::function<Status(Residuals&, const Multiply&)>& all);
+  Status multiply(cu::DevicePtr values, uint64_t elements, double factor, cu::Stream stream) const;
+  Status multiply_unaligned(cu::DevicePtr values, uint64_t elements, double factor,
+                            cu::Stream stream) const;
+  Status write_kept(uint64_t key, std::span<const float> data, Residuals::Kind kind);
   /// For so many residuals more than planes have room for, of which all may be of one run.
   Status make_room_for(uint64_t elements);
   Result<Residuals::Memory> make_planes(DeviceObjects& from, uint64_t elements, bool velocity);
@@ -406,6 +416,7 @@ class Path {
   static constexpr double kEndSeconds = 10;  ///< for what is under way to end
   static constexpr uint64_t kHandOverElements = 1U << 20;  ///< at a time
   std::array<cu::DevicePtr, 3> hand_over_memory_{};
+  std::array<cu::DevicePtr, 2> few_elements_{};  ///< of what is not aligned: for out_, for gather_
   std::shared_ptr<Node> node_;
   std::unique_ptr<NodeCopies> copies_;  ///< null: NCCL gathers
   std::unique_ptr<NodePage> page_;      ///< null: the node meets over the wire alone

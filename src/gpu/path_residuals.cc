@@ -1,6 +1,8 @@
 // The residuals of a path: their memory, and what a step does with them. Their books are residuals.h's.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "drivers/cuda/loader.h"
 #include "gpu/path.h"
 
@@ -31,6 +33,9 @@ Status Path::allocate_residuals(bool velocity, bool of_sums) {
   PACELINE_ASSIGN(auto planes,
                   make_planes(*fresh, mine + mine / 64 + kSlack + spare_residuals_, velocity));
   PACELINE_RETURN_IF_ERROR(residuals_->use(planes));
+  constexpr uint64_t kFewBytes = 16;
+  PACELINE_ASSIGN(few_elements_[0], fresh->memory(2 * kFewBytes, "residuals out of line"));
+  few_elements_[1] = few_elements_[0] + kFewBytes;
   const bool sums = shape_.nodes > 2 && of_sums;
   if (shape_.local_size > 1 || sums) {  // else the only rank of a node owns all of what it encodes
     constexpr uint64_t kBytes = kHandOverElements * sizeof(float);
@@ -107,7 +112,34 @@ Status Path::rollback_residuals(std::span<const uint64_t> keys) {
   return settle("residual rollback", [&](Residuals& r) { return r.rollback(keys); });
 }
 
-Status Path::scale_residuals(double factor) {
+/// Decoding an exact encoding in place multiplies it.
+Status Path::multiply(cu::DevicePtr values, uint64_t elements, double factor,
+                      cu::Stream stream) const {
+  device::cuda::CombineArguments c;
+  c.encoded = {&values, 1};
+  c.elements = elements;
+  c.scale = static_cast<float>(factor);
+  c.output = values;
+  return kernels_->combine({}, c, stream);
+}
+
+/// Kernels want aligned memory: what comes before the first such address goes through a copy.
+Status Path::multiply_unaligned(cu::DevicePtr values, uint64_t elements, double factor,
+                                cu::Stream stream) const {
+  constexpr uint64_t kAlignment = 16;
+  const uint64_t before = (kAlignment - values % kAlignment) % kAlignment / sizeof(float);
+  const uint64_t few = std::min(before, elements);
+  if (few > 0) {
+    const cu::DevicePtr aside = few_elements_[stream == gather_ ? 1 : 0];
+    PACELINE_CUDA_CALL(api_, memcpy_dtod_async, aside, values, few * sizeof(float), stream);
+    PACELINE_RETURN_IF_ERROR(multiply(aside, few, factor, stream));
+    PACELINE_CUDA_CALL(api_, memcpy_dtod_async, values, aside, few * sizeof(float), stream);
+  }
+  if (elements == few) return Status::ok();
+  return multiply(values + few * sizeof(float), elements - few, factor, stream);
+}
+
+Status Path::scale(double factor, const std::function<Status(Residuals&, const Multiply&)>& all) {
   PACELINE_RETURN_IF_ERROR(usable("residual scale"));
   if (!(factor > 0 && factor < 1e38))
     return {
@@ -117,23 +149,26 @@ Status Path::scale_residuals(double factor) {
                     factor)};
   const CurrentContext current(api_, context_);
   settle_sums();
-  const device::cuda::WireFormat exact;
-  const auto multiply = [&](cu::Stream stream) {
-    return [&, stream](cu::DevicePtr values, uint64_t elements) {
-      // Decoding an exact encoding in place multiplies it.
-      device::cuda::CombineArguments c;
-      c.encoded = {&values, 1};
-      c.elements = elements;
-      c.scale = static_cast<float>(factor);
-      c.output = values;
-      return kernels_->combine(exact, c, stream);
+  const auto on = [&](cu::Stream stream) -> Multiply {
+    return [this, factor, stream](cu::DevicePtr values, uint64_t elements) {
+      return multiply_unaligned(values, elements, factor, stream);
     };
   };
-  PACELINE_RETURN_IF_ERROR(ended_by(residuals_->for_committed_planes(multiply(out_))));
+  PACELINE_RETURN_IF_ERROR(ended_by(all(*residuals_, on(out_))));
   if (!sum_residuals_->ready()) return Status::ok();
-  auto status = sum_residuals_->for_committed_planes(multiply(gather_));
+  auto status = all(*sum_residuals_, on(gather_));
   if (status) status = order_lanes_after_gather();
   return ended_by(status);
+}
+
+Status Path::scale_residuals(double factor) {
+  return scale(factor,
+               [](const Residuals& r, const Multiply& by) { return r.for_committed_planes(by); });
+}
+
+Status Path::scale_residuals(double factor, std::span<const uint64_t> keys) {
+  return scale(factor,
+               [&](const Residuals& r, const Multiply& by) { return r.for_committed(keys, by); });
 }
 
 Status Path::read_residual(uint64_t key, std::span<float> data) {
@@ -156,22 +191,50 @@ Status Path::make_room_for(uint64_t elements) {
   return ended_by(allocate_residuals(residuals_->has_velocity(), sum_residuals_->ready()));
 }
 
+Status Path::read_velocity(uint64_t key, std::span<float> data) {
+  PACELINE_RETURN_IF_ERROR(usable("velocity read"));
+  const CurrentContext current(api_, context_);
+  settle_sums();
+  std::fill(data.begin(), data.end(), 0.0F);
+  if (!residuals_->has_velocity()) return Status::ok();
+  return ended_by(residuals_->add_to(key, data, Residuals::Kind::kVelocity));
+}
+
+Status Path::write_kept(uint64_t key, std::span<const float> data, Residuals::Kind kind) {
+  auto written = residuals_->write(key, data, kind);
+  if (written.code() == Code::kResourceExhausted) {
+    // Of another number of ranks: with the next step what is owed goes to its owners, until then it needs a place here.
+    PACELINE_RETURN_IF_ERROR(make_room_for(data.size()));
+    written = residuals_->write(key, data, kind);
+  }
+  return ended_by(written);
+}
+
 Status Path::write_residual(uint64_t key, std::span<const float> data) {
   PACELINE_RETURN_IF_ERROR(usable("residual write"));
   const CurrentContext current(api_, context_);
   settle_sums();
   if (!residuals_->ready() && data.empty()) return Status::ok();
   if (!residuals_->ready()) PACELINE_RETURN_IF_ERROR(ensure_residuals(false, false));
-  auto written = residuals_->write(key, data);
-  if (written.code() == Code::kResourceExhausted) {
-    // Of another number of ranks: with the next step what is owed goes to its owners, until then it needs a place here.
-    PACELINE_RETURN_IF_ERROR(make_room_for(data.size()));
-    written = residuals_->write(key, data);
-  }
-  PACELINE_RETURN_IF_ERROR(ended_by(written));
+  PACELINE_RETURN_IF_ERROR(write_kept(key, data, Residuals::Kind::kResidual));
   // What was read of the sums is part of the values now.
   sum_residuals_->forget(key);
   return Status::ok();
+}
+
+Status Path::write_velocity(uint64_t key, std::span<const float> data) {
+  PACELINE_RETURN_IF_ERROR(usable("velocity write"));
+  const CurrentContext current(api_, context_);
+  settle_sums();
+  if (data.empty())
+    return {Code::kInvalidArgument,
+            fmt::format("the velocity of parameter {} to load has no elements; a residual without "
+                        "elements forgets both",
+                        key)};
+  const bool nothing = std::all_of(data.begin(), data.end(), [](float v) { return v == 0; });
+  if (!residuals_->has_velocity() && nothing) return Status::ok();
+  PACELINE_RETURN_IF_ERROR(ensure_residuals(true, false));
+  return write_kept(key, data, Residuals::Kind::kVelocity);
 }
 
 }  // namespace paceline::gpu

@@ -126,8 +126,11 @@ Status Pump::wait_until(const std::function<bool()>& there, double timeout_s, bo
     if (!arrived_turn_.wait_for(lock, std::chrono::duration<double>(timeout_s), over) && failure_)
       return {
           Code::kTimeout,
-          fmt::format("{} of {} all-reduces have not arrived from the other nodes within {:g} s",
-                      submitted_ - arrived_, submitted_, timeout_s)};
+          fmt::format("rank {}: {} of {} operations have not arrived from the other nodes within "
+                      "the caller's {:g} s: a rank there is slow or has stopped; wait longer, or "
+                      "look what it does",
+                      options_.peers[static_cast<size_t>(options_.node)], submitted_ - arrived_,
+                      submitted_, timeout_s)};
   } else {
     arrived_turn_.wait(lock, over);
   }

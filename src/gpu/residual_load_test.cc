@@ -12,7 +12,7 @@ constexpr uint64_t kElements = 1'000'000;
 constexpr uint64_t kKey = 7;
 
 /// A pass over one parameter of kElements; `scale` 0: of zeros. What has arrived is in the result.
-std::vector<float> pass(Cluster& cluster, Path& path, Rank r, float scale) {
+std::vector<float> pass(Cluster& cluster, Path& path, Rank r, float scale, double momentum = 0) {
   Tensor tensor(cluster, r, kElements * sizeof(float));
   std::mt19937_64 random(static_cast<uint64_t>(r));
   std::normal_distribution<float> normal;
@@ -22,6 +22,7 @@ std::vector<float> pass(Cluster& cluster, Path& path, Rank r, float scale) {
   a.count = kElements;
   a.codec = static_cast<int>(device::cuda::WireCodec::kTopK);
   a.ratio = 0.05;
+  a.momentum = momentum;
   a.segments = {{kKey, 0, kElements}};
   a.name = "bucket";
   carry(cluster, path, a);
@@ -32,6 +33,12 @@ std::vector<float> pass(Cluster& cluster, Path& path, Rank r, float scale) {
 std::vector<float> read(Path& path) {
   std::vector<float> values(kElements);
   EXPECT_TRUE(path.read_residual(kKey, values).is_ok());
+  return values;
+}
+
+std::vector<float> read_velocity(Path& path) {
+  std::vector<float> values(kElements);
+  EXPECT_TRUE(path.read_velocity(kKey, values).is_ok());
   return values;
 }
 
@@ -64,6 +71,56 @@ TEST(ResidualLoad, WhatARankHadGoesBackBeforeTheFirstPassAndAfterSome) {
       EXPECT_EQ(path->statistics().residual_bytes, memory);
       EXPECT_EQ(read(*path), mine);
       pass(cluster, *path, r, 1);
+      EXPECT_TRUE(path->destroy().is_ok());
+    });
+  }
+}
+
+// Momentum correction goes on where it was: the next averages are those of ranks that were never interrupted.
+TEST(ResidualLoad, VelocitiesGoBackBesideResiduals) {
+  constexpr double kMomentum = 0.9;
+  struct Saved {
+    std::vector<float> residual, velocity, next, residual_after, velocity_after;
+  };
+  std::vector<Saved> saved(4);
+  for (const bool resumed : {false, true}) {
+    Cluster cluster({.nodes = 2, .local_size = 2});
+    cluster.run([&](Rank r) {
+      auto path = path_of(cluster, r);
+      auto& mine = saved[static_cast<size_t>(r)];
+      if (!resumed) {
+        EXPECT_EQ(read_velocity(*path), std::vector<float>(kElements)) << "there is none yet";
+        for (int i = 0; i < 3; ++i) pass(cluster, *path, r, 1, kMomentum);
+        mine.residual = read(*path);
+        mine.velocity = read_velocity(*path);
+        EXPECT_NE(mine.residual, mine.velocity);
+        EXPECT_GT(kElements - static_cast<uint64_t>(
+                                  std::count(mine.velocity.begin(), mine.velocity.end(), 0.0F)),
+                  kElements / 8);
+      } else {
+        ASSERT_TRUE(path->write_velocity(kKey, std::vector<float>(kElements)).is_ok()) << "nothing";
+        ASSERT_TRUE(path->write_residual(kKey, mine.residual).is_ok());
+        const Status written = path->write_velocity(kKey, mine.velocity);
+        ASSERT_TRUE(written.is_ok()) << written.message();
+        EXPECT_EQ(read(*path), mine.residual);
+        EXPECT_EQ(read_velocity(*path), mine.velocity);
+        EXPECT_FALSE(path->write_velocity(kKey, {}).is_ok());
+      }
+      const auto next = pass(cluster, *path, r, 1, kMomentum);
+      if (!resumed) mine.next = next;
+      EXPECT_EQ(next, mine.next);
+      if (!resumed) mine.residual_after = read(*path);
+      if (!resumed) mine.velocity_after = read_velocity(*path);
+      EXPECT_EQ(read(*path), mine.residual_after);
+      EXPECT_EQ(read_velocity(*path), mine.velocity_after);
+      // A new loss scale multiplies both.
+      const uint64_t keys[] = {kKey};
+      ASSERT_TRUE(path->scale_residuals(0.5, keys).is_ok());
+      auto half = mine.velocity_after;
+      for (auto& value : half) value *= 0.5F;
+      EXPECT_EQ(read_velocity(*path), half);
+      ASSERT_TRUE(path->write_residual(kKey, {}).is_ok());
+      EXPECT_EQ(read_velocity(*path), std::vector<float>(kElements)) << "a forgotten parameter's";
       EXPECT_TRUE(path->destroy().is_ok());
     });
   }

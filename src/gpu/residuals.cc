@@ -147,8 +147,9 @@ Result<uint64_t> Residuals::take(int plane, uint64_t elements) {
   }
   if (position + rounded > memory_.elements)
     return Status(Code::kResourceExhausted,
-                  fmt::format("the residuals' memory holds {} elements of this rank's shards; {} "
-                              "more are asked for: reserve() counts the gradients of one step",
+                  fmt::format("the residuals' memory holds {} elements, this rank's shards of one "
+                              "step's gradients; {} more are asked for: reserve() the gradients "
+                              "of all models of this process group before their first step",
                               memory_.elements, position + rounded - memory_.elements));
   if (rounded > 0) runs[position] = position + rounded;
   return position;
@@ -378,7 +379,26 @@ Status Residuals::rollback() {
   return Status::ok();
 }
 
-Status Residuals::add_to(uint64_t key, std::span<float> data) {
+std::vector<std::pair<uint64_t, uint64_t>> Residuals::committed_runs(
+    std::span<const uint64_t> keys) const {
+  std::vector<std::pair<uint64_t, uint64_t>> all;
+  for (const uint64_t key : keys) {
+    const auto found = committed_.find(key);
+    if (found == committed_.end()) continue;
+    for (const auto& [offset, e] : found->second) all.emplace_back(e.position, e.elements);
+  }
+  std::sort(all.begin(), all.end());
+  std::vector<std::pair<uint64_t, uint64_t>> runs;
+  for (const auto& [position, elements] : all) {
+    if (!runs.empty() && runs.back().first + runs.back().second == position)
+      runs.back().second += elements;
+    else
+      runs.emplace_back(position, elements);
+  }
+  return runs;
+}
+
+Status Residuals::add_to(uint64_t key, std::span<float> data, Kind kind) {
   const auto found = committed_.find(key);
   if (found == committed_.end()) return Status::ok();
   std::vector<float> values;
@@ -390,8 +410,7 @@ Status Residuals::add_to(uint64_t key, std::span<float> data) {
                       "its shape changed",
                       key, offset + e.elements, data.size())};
     values.resize(e.elements);
-    PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, values.data(),
-                       address(memory_.residual[static_cast<size_t>(now_)], e.position),
+    PACELINE_CUDA_CALL(api_, memcpy_dtoh_async, values.data(), address(plane_of(kind), e.position),
                        e.elements * sizeof(float), stream_);
     PACELINE_CUDA_CALL(api_, stream_synchronize, stream_);
     for (uint64_t i = 0; i < e.elements; ++i) data[offset + i] += values[i];
@@ -399,7 +418,7 @@ Status Residuals::add_to(uint64_t key, std::span<float> data) {
   return Status::ok();
 }
 
-Status Residuals::write(uint64_t key, std::span<const float> data) {
+Status Residuals::write(uint64_t key, std::span<const float> data, Kind kind) {
   if (latest_.contains(key))
     return {Code::kInvalidArgument,
             fmt::format("the residual of parameter {} can't be set between an all-reduce and the "
@@ -434,8 +453,7 @@ Status Residuals::write(uint64_t key, std::span<const float> data) {
     insert(committed_, {&range, 1}, position);
   }
   for (const auto& [offset, e] : committed_[key])
-    PACELINE_CUDA_CALL(api_, memcpy_htod_async,
-                       address(memory_.residual[static_cast<size_t>(now_)], e.position),
+    PACELINE_CUDA_CALL(api_, memcpy_htod_async, address(plane_of(kind), e.position),
                        data.data() + offset, e.elements * sizeof(float), stream_);
   PACELINE_CUDA_CALL(api_, stream_synchronize, stream_);
   return Status::ok();

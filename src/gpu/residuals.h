@@ -16,6 +16,7 @@
 #include <map>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -69,10 +70,12 @@ class Residuals {
   Status commit(std::span<const uint64_t> keys);
   Status rollback(std::span<const uint64_t> keys);
 
+  enum class Kind { kResidual, kVelocity };
   /// Adds [0, data.size()) of a parameter, as of the last commit; what is another rank's, or was never used, is 0.
-  Status add_to(uint64_t key, std::span<float> data);
-  /// No elements: forget().
-  Status write(uint64_t key, std::span<const float> data);
+  /// Velocities only where has_velocity().
+  Status add_to(uint64_t key, std::span<float> data, Kind kind = Kind::kResidual);
+  /// No elements: forget(). What is kept beside it, of the other kind, stays as it is.
+  Status write(uint64_t key, std::span<const float> data, Kind kind = Kind::kResidual);
   /// Its committed values are 0 from now on; with the next commit others have their memory.
   void forget(uint64_t key);
   /// f(address, elements) for the committed values as they lie in memory, gaps between parameters included: for a
@@ -84,6 +87,16 @@ class Residuals {
       if (begin == 0) continue;
       for (uint64_t at = 0; at < used(now_); at += kStretch)
         PACELINE_RETURN_IF_ERROR(f(address(begin, at), std::min(kStretch, used(now_) - at)));
+    }
+    return Status::ok();
+  }
+  /// The same for what is kept of these parameters alone: a parameter may begin at any element of a plane.
+  template <class F>
+  Status for_committed(std::span<const uint64_t> keys, F f) const {
+    const auto plane = static_cast<size_t>(now_);
+    for (const auto& [position, elements] : committed_runs(keys)) {
+      for (const auto begin : {memory_.residual[plane], memory_.velocity[plane]})
+        if (begin != 0) PACELINE_RETURN_IF_ERROR(f(address(begin, position), elements));
     }
     return Status::ok();
   }
@@ -109,6 +122,13 @@ class Residuals {
   static void find(const Layout& layout, int plane, const ResidualRange& range,
                    std::vector<Found>& out, std::vector<ResidualRange>& missing);
   void look_up(std::span<const ResidualRange> ranges, std::vector<Found>& out) const;
+  /// (position, elements), in the order of the plane.
+  [[nodiscard]] std::vector<std::pair<uint64_t, uint64_t>> committed_runs(
+      std::span<const uint64_t> keys) const;
+  [[nodiscard]] drivers::cuda::DevicePtr plane_of(Kind kind) const {
+    return (kind == Kind::kResidual ? memory_.residual
+                                    : memory_.velocity)[static_cast<size_t>(now_)];
+  }
   static void remove(Layout& layout, const ResidualRange& range);
   Status copy(uint64_t to, const Found& from, int to_plane, drivers::cuda::Stream stream);
   Result<uint64_t> take(int plane, uint64_t elements);

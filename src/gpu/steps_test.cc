@@ -234,12 +234,14 @@ TEST(Steps, OneOperationIsWaitedForByItself) {
 }
 
 // What is enqueued behind a join without a wait of the host: it must learn that its gradient did not come.
-TEST(Steps, AGateClosesBeforeStreamsGoOn) {
+class Gates : public testing::TestWithParam<int> {};  // ranks of a node
+
+TEST_P(Gates, CloseBeforeStreamsGoOn) {
   for (const int queues : {0, 1}) {
-    ClusterOptions o{.nodes = 2, .local_size = 1};
+    ClusterOptions o{.nodes = 2, .local_size = GetParam()};
     o.machine.hardware_queues = queues;
     Cluster cluster(o);
-    std::atomic<int> arrived = 0;
+    std::atomic<int> arrived = 0, submitted = 0;
     std::atomic<int> done = 0;
     cluster.run([&](Rank r) {
       auto made = cluster.create(r);
@@ -278,9 +280,10 @@ TEST(Steps, AGateClosesBeforeStreamsGoOn) {
       ASSERT_EQ(api.stream_synchronize(stream), 0);
       EXPECT_EQ(seen.as<float>()[0], 0.0F);
       ++arrived;
-      if (r == 0) {
+      if (r < GetParam()) {
         while (arrived < cluster.size()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        step(seen.as<float>() + 1);  // the other rank's part never comes
+        step(seen.as<float>() + 1);  // the other node's part never comes
+        for (++submitted; submitted < GetParam();) std::this_thread::yield();
         path.abort("the test says so");
         ASSERT_EQ(api.stream_synchronize(stream), 0);
         EXPECT_EQ(seen.as<float>()[1], 1.0F);
@@ -340,9 +343,9 @@ TEST(Steps, AJoinEnqueuesWhatItWaitsFor) {
 }
 
 // The optimizer of a step that has arrived runs through, whatever becomes of the next.
-TEST(Steps, AGateOfWhatHasArrivedStaysOpen) {
-  Cluster cluster({.nodes = 2, .local_size = 1});
-  std::atomic<int> arrived = 0;
+TEST_P(Gates, OfWhatHasArrivedStayOpen) {
+  Cluster cluster({.nodes = 2, .local_size = GetParam()});
+  std::atomic<int> arrived = 0, submitted = 0;
   std::atomic<int> done = 0;
   cluster.run([&](Rank r) {
     auto made = cluster.create(r);
@@ -360,12 +363,14 @@ TEST(Steps, AGateOfWhatHasArrivedStaysOpen) {
     bool finite = false;
     ASSERT_TRUE(path.wait_arrival(0, finite).is_ok());
     ++arrived;
-    if (r == 0) {
+    if (r < GetParam()) {
       while (arrived < cluster.size()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       ASSERT_TRUE(path.all_reduce(a).is_ok());
       auto second = path.gate();
       ASSERT_TRUE(second.is_ok());
       EXPECT_NE(*first, *second);
+      // An abort reaches the neighbour, too.
+      for (++submitted; submitted < GetParam();) std::this_thread::yield();
       path.abort("the test says so");
       EXPECT_EQ(*reinterpret_cast<const float*>(*first), 0.0F);
       EXPECT_EQ(*reinterpret_cast<const float*>(*second), 1.0F);
@@ -375,6 +380,8 @@ TEST(Steps, AGateOfWhatHasArrivedStaysOpen) {
     static_cast<void>(path.destroy());
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(RanksOfANode, Gates, testing::Values(1, 2));
 
 TEST(Steps, BadArgumentsAreNamedAndEndNothing) {
   Cluster cluster({.nodes = 2, .local_size = 1});

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
+from paceline._torch import gates
 from paceline._torch.ddp import attachment_of
 
 torch.use_deterministic_algorithms(True)
@@ -274,6 +275,38 @@ def _steps_with_delays(kind):
         train(model, optimizer, 1000 if SLOTS == 1 else 150)
         ends.append(model.state_dict())
     assert same(*ends)
+
+
+@check
+def a_gate_that_closes_amid_an_update_stops_none_of_it_or_all():
+    """A tensor whose gradient has arrived is updated as a whole. Of the live word its kernel's blocks read both."""
+    steps = attachment_of(wrap()).endpoint.steps
+    word = torch.zeros((), pin_memory=True)
+    live = gates.tensor_at(word.data_ptr(), DEVICE)
+    parameter = nn.Parameter(torch.zeros(1 << 26, device=DEVICE))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.SGD([parameter], lr=1.0, fused=True)
+    half, source = {"live": 0, "read": 0}, random.Random(RANK)
+    for trial in range(300):
+        way = "read" if trial % 2 else "live"
+        word.zero_()
+        with torch.no_grad():
+            parameter.zero_()
+        torch.cuda.synchronize()
+        optimizer.found_inf = live if way == "live" else steps.read_gate(live)
+        optimizer.step()
+        until = time.perf_counter() + source.random() * 4e-4
+        while time.perf_counter() < until:
+            pass
+        word.fill_(1.0)
+        torch.cuda.synchronize()
+        half[way] += int(parameter.detach().unique().numel() > 1)
+    del optimizer.found_inf
+    if RANK == 0:
+        print(
+            f"figure: half updated of 150 each, by the live word {half['live']}, read once {half['read']}", flush=True
+        )
+    assert half["read"] == 0, half
 
 
 @check

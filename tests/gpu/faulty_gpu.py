@@ -3,7 +3,8 @@
 Arguments: killed, stopped, raises (rank 1), cut (the link of rank 1's node; nobody dies), differs (rank 1's model;
 nobody dies) or nothing (all train to an end); before or after the backward pass. With backend nccl torch's own group
 sums up the losses meanwhile, and nobody waits for that; with CHECKS_READS=1 every host does, at once.
-CHECKS_DESTROYS=1: the process group is destroyed before the error goes on.
+CHECKS_DESTROYS=1: the process group is destroyed before the error goes on. CHECKS_DOUBLE=1: the last layer is in
+float64, which torch's own group carries, in a bucket that comes first.
 """
 
 import faulthandler
@@ -33,6 +34,11 @@ def note(**more):
     facts.update(more)
     with open(f"{REPORT}.{RANK}", "w") as report:
         json.dump(facts, report)
+
+
+class Double(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.double()).float()
 
 
 def interface():
@@ -89,7 +95,8 @@ def main():
     which, where = sys.argv[1:3]
     torch.manual_seed(0)
     width = 17 if which == "differs" and RANK == VICTIM else 16
-    net = nn.Sequential(nn.Linear(512, 2048), nn.Tanh(), nn.Linear(2048, 2048), nn.Tanh(), nn.Linear(2048, width))
+    last = Double(2048, width).double() if os.environ.get("CHECKS_DOUBLE") == "1" else nn.Linear(2048, width)
+    net = nn.Sequential(nn.Linear(512, 2048), nn.Tanh(), nn.Linear(2048, 2048), nn.Tanh(), last)
     try:
         model = wrapped(net)
     except BaseException as error:

@@ -80,12 +80,23 @@ def test_where_a_rank_was_killed_training_starts_again():
     takes_the_path_of("top-k", 2, done.reports)
 
 
+@pytest.mark.parametrize(
+    ("codec", "slots", "where"),
+    [("none", 1, "before"), ("none", 1, "after"), ("none", 2, "before"), ("topk", 1, "after"), ("topk", 2, "before")],
+)
+def test_a_fused_optimizer_that_nobody_waited_for_changes_nothing(codec, slots, where):
+    """With two ranks a node a neighbour is lost, which spoils NCCL's part of what has come."""
+    found = survivors("killed", where, 2, slots=slots, PACELINE_CODEC=codec, CHECKS_BACKEND="nccl", CHECKS_FUSED="1")
+    named_in_time(found)
+    if codec == "topk":
+        takes_the_path_of("top-k", slots, [*found[0], found[1]])
+
+
+@pytest.mark.parametrize("fused", ["0", "1"])
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_fused_optimizer_that_nobody_waited_for_changes_nothing(where):
-    others, victim, everything = survivors("killed", where, 2, CHECKS_BACKEND="nccl", CHECKS_FUSED="1")
-    for report in others:
-        assert report["kind"] == "PeerLostError", everything
-        assert report["at"] - victim["at"] < 2.0, report["at"] - victim["at"]
+def test_gradients_that_torch_carries_change_nothing_either(where, fused):
+    """A layer in float64: its all-reduce is torch's NCCL's, which ends with garbage when its group is aborted."""
+    named_in_time(survivors("killed", where, 2, CHECKS_BACKEND="nccl", CHECKS_FUSED=fused, CHECKS_DOUBLE="1"))
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])

@@ -53,6 +53,19 @@ def test_two_nodes_of_two_ranks(name):
     two_by_two.expect(name)
 
 
+checkpoints = {
+    (nodes, slots): LabSuite("checks_checkpoints.py", nodes, slots=slots, timeout=120, **DETERMINISTIC)
+    for nodes, slots in ((2, 1), (3, 1), (2, 2))
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"), [(shape, name) for shape, suite in checkpoints.items() for name in suite.names]
+)
+def test_checkpoints(shape, name):
+    checkpoints[shape].expect(name)
+
+
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("lanes_", ["1", "4"])
 @pytest.mark.parametrize("queues", ["many", "one"])

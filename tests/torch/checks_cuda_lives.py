@@ -1,5 +1,6 @@
 """What lasts longer than a step on the CUDA path, on simulated GPUs: residuals, models that go, waits in vain."""
 
+import copy
 import gc
 
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
-from paceline._torch import ddp, residuals
+from paceline._torch import ddp, residual_state
+from paceline.errors import InvalidArgumentError
 
 STEPS = 8
 
@@ -193,7 +195,7 @@ def what_is_owed_stays_the_same_on_other_numbers_of_ranks():
         saved = [{name: torch.randn(s, generator=random) for name, s in shapes.items()} for _ in range(former)]
         state = {"world_size": former, "unit": "average", "all_ranks": saved}
         with settings(codec="topk", topk_ratio=0.5, topk_threshold=0), wrapped(nn.Linear(300, 300)) as (model, _):
-            residuals.write_state(ddp.attachment_of(model), state)
+            residual_state.write_state(ddp.attachment_of(model), state)
             owed = torch.zeros(300, 300)
             for _ in range(4):
                 model.zero_grad()
@@ -201,6 +203,127 @@ def what_is_owed_stays_the_same_on_other_numbers_of_ranks():
                 owed += model.module.weight.grad
             expected = sum(of["weight"].double() for of in saved)
             torch.testing.assert_close(owed.double(), expected, rtol=1e-5, atol=1e-5, msg=f"of {former} ranks")
+
+
+def two_layers(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(64, 300), nn.Tanh(), nn.Linear(300, 40))
+
+
+def trained_on(model, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        model(batch(step, 64)).square().mean().backward()
+        optimizer.step()
+
+
+def same_tensors(one, other):
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+@check
+def a_checkpoint_goes_on_bit_by_bit():
+    """Another model that loads it after two backward passes, by which torch has arranged its buckets."""
+    for codec, momentum, all_ranks in (
+        ("topk", 0, True),
+        ("topk", 0.9, False),
+        ("topk", 0.9, True),
+        ("int8", 0, False),
+    ):
+        chosen = {"topk_ratio": 0.05, "topk_threshold": 1000, "topk_momentum": momentum} if codec == "topk" else {}
+        own = 0 if momentum else 0.9
+        with settings(codec=codec, **chosen), wrapped(two_layers(1), bucket_cap_mb=0.01) as (model, _):
+            first = torch.optim.SGD(model.parameters(), lr=0.1, momentum=own)
+            trained_on(model, first, range(5))
+            kept = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+            state, steps = paceline.torch.residual_state_dict(model, all_ranks), copy.deepcopy(first.state_dict())
+            velocities = state.get("velocities") or (state.get("all_ranks_velocities") or [None] * SIZE)[RANK]
+            assert (velocities is not None) == (momentum > 0)
+            assert velocities is None or all(velocity.any() for velocity in velocities.values())
+            trained_on(model, first, range(5, 9))
+            end = paceline.torch.residual_state_dict(model)
+            with wrapped(two_layers(2), bucket_cap_mb=0.01) as (resumed, _):
+                second = torch.optim.SGD(resumed.parameters(), lr=0.1, momentum=own)
+                for step in range(2):
+                    resumed(batch(step, 64)).square().mean().backward()
+                resumed.module.load_state_dict(kept)
+                second.load_state_dict(steps)
+                paceline.torch.load_residual_state_dict(resumed, state)
+                trained_on(resumed, second, range(5, 9))
+                assert same_tensors(resumed.module.state_dict(), model.module.state_dict()), (codec, momentum)
+                again = paceline.torch.residual_state_dict(resumed)
+                assert same_tensors(again["residuals"], end["residuals"]), (codec, momentum)
+                assert same_tensors(again.get("velocities", {}), end.get("velocities", {})), (codec, momentum)
+
+
+@check
+def velocities_follow_other_numbers_of_ranks():
+    """Their sum stays what it was: the next average has all of their momentum once."""
+    for former in (4, 1):
+        random = torch.Generator().manual_seed(former)
+        zeros = {"weight": torch.zeros(300, 300), "bias": torch.zeros(300)}
+        saved = [{name: torch.randn(z.shape, generator=random) for name, z in zeros.items()} for _ in range(former)]
+        state = {"world_size": former, "unit": "average", "all_ranks": [zeros] * former, "all_ranks_velocities": saved}
+        sparse = settings(codec="topk", topk_ratio=0.5, topk_threshold=0, topk_momentum=0.5)
+        with sparse, wrapped(nn.Linear(300, 300)) as (model, _):
+            residual_state.write_state(ddp.attachment_of(model), state)
+            (model(torch.zeros(1, 300)).sum() * 0).backward()  # no gradient but what is carried on
+            expected = 0.5 * sum(of["weight"].double() for of in saved)
+            left = paceline.torch.residual_state_dict(model)["residuals"]["weight"].double()
+            dist.all_reduce(left)
+            went = model.module.weight.grad.double()
+            torch.testing.assert_close(went + left, expected, rtol=1e-5, atol=1e-5)
+            assert went.any() and left.any()
+
+
+@check
+def velocities_are_refused_where_no_momentum_is_corrected():
+    sparse = {"codec": "topk", "topk_threshold": 0}
+    with settings(**sparse, topk_momentum=0.9), wrapped(nn.Linear(4, 4)) as (model, _):
+        state = paceline.torch.residual_state_dict(model)
+        wrong = {**state, "velocities": {**state["velocities"], "bias": torch.zeros(5)}}
+        for bad, said in ((wrong, "velocity of 'bias' has shape [5]"), ({**state, "velocities": {}}, "bias, weight")):
+            try:
+                paceline.torch.load_residual_state_dict(model, bad)
+            except InvalidArgumentError as error:
+                assert said in str(error), error
+            else:
+                raise AssertionError("taken")
+        without = {name: part for name, part in state.items() if name != "velocities"}
+        paceline.torch.load_residual_state_dict(model, without)  # as it was saved without a momentum: a line says it
+    with settings(**sparse), wrapped(nn.Linear(4, 4)) as (model, _):
+        try:
+            paceline.torch.load_residual_state_dict(model, state)
+        except InvalidArgumentError as error:
+            assert "PACELINE_TOPK_MOMENTUM" in str(error)
+        else:
+            raise AssertionError("taken")
+
+
+@check
+def a_new_loss_scale_is_for_its_own_models():
+    """Of two on one process group: the other one's residuals, velocities and open step stay as they are."""
+    sparse = {"codec": "topk", "topk_ratio": 0.05, "topk_threshold": 1000, "topk_momentum": 0.9}
+    torch.manual_seed(0)
+    with settings(**sparse), wrapped(nn.Linear(64, 64)) as (one, _):
+        other = DistributedDataParallel(nn.Linear(64, 64), process_group=one.process_group)
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (one, other)]
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+        before = {}
+        for step in range(3):
+            for model, optimizer in zip((one, other), optimizers):
+                optimizer.zero_grad()
+                loss = model(batch(step, 64)).square().mean()
+                (scaler.scale(loss) if model is one else loss).backward()
+            scaler.step(optimizers[0])
+            optimizers[1].step()
+            before = {model: paceline.torch.residual_state_dict(model) for model in (one, other)}
+            scaler.update()  # twice what it was
+            for model, factor in ((one, 2.0), (other, 1.0)):
+                after = paceline.torch.residual_state_dict(model)
+                for kind in ("residuals", "velocities"):
+                    for name, was in before[model][kind].items():
+                        assert was.any() and torch.equal(after[kind][name], was * factor), (kind, name, factor)
 
 
 @check
@@ -211,7 +334,7 @@ def residuals_of_another_unit_are_refused():
         paceline.torch.load_residual_state_dict(model, state)
         try:
             paceline.torch.load_residual_state_dict(model, {**state, "unit": "gradient"})
-        except paceline.errors.InvalidArgumentError as error:
+        except InvalidArgumentError as error:
             assert "gradient" in str(error) and "average" in str(error)
         else:
             raise AssertionError("taken")

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
 from paceline._torch.ddp import attachment_of
-from paceline._torch.residuals import _for_rank
+from paceline._torch.residual_state import _for_rank
 
 MODERN = hasattr(torch, "compile")
 dist.init_process_group("gloo")

@@ -389,6 +389,57 @@ def test_after_a_fault_the_gate_keeps_fused_updates_from_changing_anything(train
 
 
 @fused
+def test_each_update_reads_the_gate_once_behind_its_own_bucket(trained, monkeypatch):
+    """Of the live word two blocks of a kernel may read different things, and half a tensor would be updated."""
+    model, made, communicator, overlap = trained
+    given = []
+
+    def read_gate(gate):
+        assert gate.data_ptr() == ctypes.addressof(communicator.word)
+        LOG.append((torch.cuda.current_stream().name, "reads the gate"))
+        return gate.clone()
+
+    def update(self, groups, places, pairs, gate):
+        given.append(gate)
+        logged_update(self, groups, places, pairs, gate)
+
+    monkeypatch.setattr(overlap.carrier.steps, "read_gate", read_gate)
+    monkeypatch.setattr(optimizer._Overlapped, "_paceline_update", update)
+    one_pass(model, made)
+    expected = []
+    for flight in overlap._sent:
+        expected += [("joins", flight.operation), ("reads the gate",), ("updates", 1)]
+    assert [
+        entry[1:] for entry in LOG if entry[0] == "updates" and entry[1] not in ("records", "waits for")
+    ] == expected
+    assert len(given) == 3 and not any(gate.data_ptr() == ctypes.addressof(communicator.word) for gate in given)
+
+
+@pytest.mark.parametrize("trained", [{"fused": True}, {}], indirect=True)
+def test_what_torch_carries_is_waited_for_by_step(trained, monkeypatch):
+    model, made, communicator, overlap = trained
+    monkeypatch.setattr(dist, "all_reduce", lambda buffer, group: LOG.append(("torch", "carries", buffer.numel())))
+    overlap.carrier._attachment.carries = lambda buffer: False
+    for known in overlap._known.values():
+        known.travels = False
+    communicator.communicator = communicator
+    communicator.check_health = lambda: LOG.append(("host", "asks"))
+    ended = iter([False, True])
+
+    class Behind:
+        def query(self):
+            LOG.append(("host", "looks"))
+            return next(ended)
+
+    monkeypatch.setattr(cuda_steps, "_behind", lambda device: Behind())
+    one_pass(model, made)
+    said = [entry[:2] for entry in LOG if entry[0] in ("torch", "host") or entry[1] == "updates"]
+    looks = [("host", "looks"), ("host", "asks"), ("host", "looks"), ("host", "asks")]
+    assert said[:7] == [("torch", "carries")] * 3 + looks and ("updates", "updates") in said[7:]
+    assert {entry for entry in said[7:] if entry[0] == "host"} == set()
+
+
+@fused
 def test_gradients_that_nobody_asked_for_are_waited_for_as_ever(trained):
     model, made, _, overlap = trained
     other = torch.optim.SGD([model.module[2].weight], lr=1.0, fused=True)

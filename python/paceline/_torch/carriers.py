@@ -83,15 +83,19 @@ class Carrier:
         """[(first element, elements)] of a bucket that are sent apart; several only where `in_order` holds."""
         return [(0, flight.buffer.numel())]
 
-    def check_optimizer(self, optimizer):
-        """Raises where an optimizer can't go with the codec; see CudaSteps."""
+    def before_step(self, optimizer):
+        """An optimizer steps. Raises where it can't go with the codec; see CudaSteps."""
         check = getattr(self.steps, "check_optimizer", None)
         if check is not None:
             check(optimizer)
 
     def gate(self, _optimizer, _kind):
-        """A number on the device at which the optimizer's kernels change nothing; None: the host waits for arrival."""
+        """A number on the device that becomes 1 where a fault comes first; None: the host waits for arrival."""
         return None
+
+    def read_gate(self, gate):
+        """What the kernels of an update that comes next are given of it: at 1 they change nothing."""
+        return gate
 
     def seconds_of(self, like, elements, count):
         """Of `count` all-reduces of so many elements, handed over at once; the least of three. Collective."""

@@ -180,6 +180,7 @@ class CudaAttachment(Attachment):
         return _cuda.CODEC_SETTINGS
 
     def _by_process_group(self, buffer, last):
+        self.endpoint.steps.torch_carries()
         future = average_by_process_group(self.process_group(), buffer, self.endpoint.size)
         ranks = self._joined_ranks(last)
         if ranks is None:

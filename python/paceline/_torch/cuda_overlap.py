@@ -65,8 +65,19 @@ class CudaCarrier(Carrier):
 
     def average_in_place(self, buffer):
         """Types that the path does not take: torch's all-reduce, in stream order."""
+        self.steps.torch_carries()
         dist.all_reduce(buffer, group=self.process_group)
         buffer.div_(self._attachment.endpoint.size)
+
+    def average_as_torch_does(self, buffer):
+        """See Carrier."""
+        self.steps.torch_carries()
+        return super().average_as_torch_does(buffer)
+
+    def before_step(self, optimizer):
+        """See Carrier."""
+        super().before_step(optimizer)
+        self.steps.await_torch()
 
     def completed(self, buffer):
         future = Future(devices=[self.device])
@@ -118,6 +129,10 @@ class CudaCarrier(Carrier):
     def gate(self, optimizer, kind):
         """See Carrier, gates.py."""
         return self.steps.gate() if gates.fits(optimizer, kind) else None
+
+    def read_gate(self, gate):
+        """See Carrier. It stands for more buckets than the one that is updated next: see CudaSteps.read_gate()."""
+        return self.steps.read_gate(gate)
 
     @contextlib.contextmanager
     def updating(self):

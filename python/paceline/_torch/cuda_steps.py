@@ -2,7 +2,8 @@
 
 Kernels of the optimizer are enqueued behind the stream's wait for the network. So that none runs on what a fault
 left half-received, the host waits for arrival before every optimizer's step; nowhere else. Fused optimizers are given a
-gate instead (gates.py), and what the wait would have settled is settled as the next backward pass begins.
+gate instead (gates.py), and what the wait would have settled is settled as the next backward pass begins. No gate
+stands for gradients that torch's own group carries (float64, sparse ones): the host waits for those on the device.
 """
 
 import bisect
@@ -20,6 +21,7 @@ from paceline.errors import InvalidArgumentError, PacelineError, UnsupportedErro
 #: After these the path goes on; all others (a GPU that fails, ranks that disagree, one that is lost …) have ended it.
 _REFUSALS = (InvalidArgumentError, UnsupportedError)
 _FINISH_SECONDS = 10.0
+_NAP_SECONDS = 0.0001
 _TURNS = 1024  # are remembered
 _live = weakref.WeakSet()
 
@@ -30,7 +32,9 @@ class CudaSteps(residuals.ResidualSteps):
     def __init__(self, endpoint, enabled):
         super().__init__(endpoint.communicator)
         self.enabled = enabled
+        self.momentum = endpoint.momentum
         self._endpoint = weakref.ref(endpoint)
+        self._torch_carries = False  # some of the gradients that the next step applies
         self._under_way = 0
         self._gated = None  # the optimizer that has stepped, or is about to, without a wait
         self._gates = {}
@@ -165,12 +169,36 @@ class CudaSteps(residuals.ResidualSteps):
         self.check_optimizer(optimizer)
         if self._error is not None:
             raise self._error  # once more: gradients may be half received
-        if not self._under_way:
+        if not self.under_way:
             return
-        if alone and self._gated is None and gates.fits(optimizer):
+        if alone and not self._torch_carries and self._gated is None and gates.fits(optimizer):
             self._give_gate(optimizer)
         else:
             self.arrive()
+            self.await_torch()
+
+    def torch_carries(self):
+        """Gradients of this pass travel by torch's own group, on the stream that an optimizer's step comes behind."""
+        self._torch_carries = True
+
+    def await_torch(self):
+        """Blocks the host until these are through the current stream; raises what ended the job.
+
+        NCCL's kernels end with garbage once the group is aborted, and that comes after the error is known.
+        """
+        if not self._torch_carries:
+            return
+        behind = _behind(self._endpoint().device)
+        while not behind.query():
+            self._raise_heard()
+            time.sleep(_NAP_SECONDS)
+        self._raise_heard()
+        self._torch_carries = False
+
+    def _raise_heard(self):
+        error = self.hear()
+        if error is not None:
+            raise error
 
     def gate(self):
         """A tensor on the device: 1 where a fault comes before all submitted so far has arrived. Raises what failed."""
@@ -184,20 +212,22 @@ class CudaSteps(residuals.ResidualSteps):
         return self._gates[address]
 
     def _give_gate(self, optimizer):
-        optimizer.found_inf = self._read(self.gate())
+        optimizer.found_inf = self.read_gate(self.gate())
         self._gated = optimizer
 
-    def _read(self, gate):
-        """What it says when the stream comes to the step.
+    def read_gate(self, gate):
+        """What it says when the current stream comes to this, for kernels that are enqueued there next.
 
-        Every block of the optimizer's kernels asks, and a gate's memory is the host's: AdamW of 355 M parameters on an
-        H200 took 3.8 ms so, 2.8 without a gate.
+        Every block of an optimizer's kernels asks. Of the gate itself they might get two answers, and half a tensor
+        would be updated; and its memory is the host's: AdamW of 355 M parameters on an H200 took 3.8 ms so, 2.8
+        without a gate.
         """
         if gate.device.type != "cuda":
             return gate
-        if gate.data_ptr() not in self._gates_read:
-            self._gates_read[gate.data_ptr()] = torch.empty_like(gate)
-        return self._gates_read[gate.data_ptr()].copy_(gate, non_blocking=True)
+        key = gate.data_ptr(), torch.cuda.current_stream(gate.device).cuda_stream
+        if key not in self._gates_read:
+            self._gates_read[key] = torch.empty_like(gate)
+        return self._gates_read[key].copy_(gate, non_blocking=True)
 
     def rest(self):
         """The host is ahead: it sleeps while the network takes long, where it would wait inside the driver."""
@@ -224,7 +254,7 @@ class CudaSteps(residuals.ResidualSteps):
 
     @property
     def under_way(self):
-        return self._under_way > 0
+        return self._under_way > 0 or self._torch_carries
 
     def optimizer_stepped(self, optimizer):
         if optimizer is not self._gated:  # else it is kept when it is known to have arrived
@@ -235,9 +265,12 @@ class CudaSteps(residuals.ResidualSteps):
             self.arrive()
         super()._settle(steps, keep)
 
+    def _scale_some(self, communicator, factor, models):
+        communicator.scale_residuals(factor, [key for model in models for key in model.keys])
+
     def forget(self):
         """The communicator is about to be closed."""
-        self._under_way = 0
+        self._under_way, self._torch_carries = 0, False
         if self._gates:
             _finish(self._endpoint())  # kernels that read the gates end before their memory does
             self._gates.clear()
@@ -248,14 +281,14 @@ class CudaSteps(residuals.ResidualSteps):
     def check_optimizer(self, optimizer):
         """Raises InvalidArgumentError where the momentum of this job would be applied twice."""
         endpoint = self._endpoint()
-        if endpoint is None or not endpoint.momentum or optimizer in self._checked:
+        if endpoint is None or not self.momentum or optimizer in self._checked:
             return
         self._checked.add(optimizer)
         for group in optimizer.param_groups:
             own = _momentum_of(group)
             if own is not None and any(self.owns(p) for p in group["params"]):
                 raise InvalidArgumentError(
-                    f"PACELINE_TOPK_MOMENTUM={self._endpoint().momentum:g} applies the momentum before the selection, "
+                    f"PACELINE_TOPK_MOMENTUM={self.momentum:g} applies the momentum before the selection, "
                     f"and {type(optimizer).__name__} applies {own[0]:g} once more; {own[1]}"
                 )
 
@@ -278,10 +311,15 @@ def _momentum_of(group):
     return None
 
 
+def _behind(device):
+    """An event behind all that the current stream holds."""
+    return torch.cuda.current_stream(device).record_event()
+
+
 def _finish(endpoint):
     if endpoint is None or endpoint.device.type != "cuda":
         return
-    ended = torch.cuda.current_stream(endpoint.device).record_event()
+    ended = _behind(endpoint.device)
     until = time.monotonic() + _FINISH_SECONDS
     while not ended.query() and time.monotonic() < until:
         time.sleep(0.0005)

@@ -24,7 +24,7 @@ from paceline._torch import (
     joined,
     lost_ranks,
     overlap,
-    residuals,
+    residual_state,
     same_model,
 )
 from paceline._torch.attachment import completed
@@ -335,12 +335,12 @@ def residual_state_dict(model, all_ranks=False):
     its own residuals: save the result on every rank, or pass all_ranks=True on every rank (collective) and save
     it on one; only that form can be loaded by another number of ranks.
     """
-    return residuals.read_state(attachment_of(model), all_ranks)
+    return residual_state.read_state(attachment_of(model), all_ranks)
 
 
 def load_residual_state_dict(model, state):
     """Puts residuals from residual_state_dict() back. Raises InvalidArgumentError that names what differs."""
-    residuals.write_state(attachment_of(model), state)
+    residual_state.write_state(attachment_of(model), state)
 
 
 __all__ = ["PacelineError", "attach", "load_residual_state_dict", "patch", "residual_state_dict"]

@@ -289,10 +289,10 @@ class Overlap:
     def request(self, optimizer, update, kind=None):
         """The optimizer steps: update([(parameter, gradient), …], gate) is called for each bucket, in its time.
 
-        kind: the class that the optimizer is of, where it was made another. gate: see Carrier.gate().
+        kind: the class that the optimizer is of, where it was made another. gate: see Carrier.read_gate().
         """
         self._raise_error()
-        self.carrier.check_optimizer(optimizer)
+        self.carrier.before_step(optimizer)
         if not self._flights:  # settled before, by another forward pass
             has_stepped(optimizer, [self.carrier.steps])
         if any(flight.owned and flight.owned.get(id(optimizer)) for flight in self._flights) and not any(
@@ -306,7 +306,7 @@ class Overlap:
         others = any(flight.updates for flight, _ in found)  # which wait for arrival, and come first
         gate = None if others else self.carrier.gate(optimizer, kind)
         self.carrier.requested()
-        asked = functools.partial(update, gate=gate)
+        asked = functools.partial(self._ask, update, gate)
         with self._lock:
             for flight, chosen in found:
                 flight.updates.append((asked, chosen))
@@ -326,6 +326,9 @@ class Overlap:
                     else:
                         groups.append([flight])
                 self._update_all(groups)
+
+    def _ask(self, update, gate, chosen):
+        update(chosen, gate=None if gate is None else self.carrier.read_gate(gate))
 
     def _pending_of(self, flight, optimizer):
         known = () if flight.owned is None else flight.owned.get(id(optimizer), ())

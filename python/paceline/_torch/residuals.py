@@ -1,4 +1,4 @@
-"""Residuals of top-k: when a step's are kept, taken back and rescaled; checkpoints.
+"""Residuals of top-k: when a step's are kept, taken back and rescaled. Checkpoints: residual_state.py.
 
 A step is what lies between two steps of the model's optimizer, or, where no torch optimizer is seen stepping, one
 backward pass with communication. Its residuals are kept when the optimizer has stepped (or the next backward pass
@@ -12,11 +12,9 @@ import threading
 import weakref
 
 import torch
-import torch.distributed as dist
 
 from paceline import _state
 from paceline import communicator as core
-from paceline.errors import InvalidArgumentError
 
 _steps = weakref.WeakKeyDictionary()
 
@@ -78,7 +76,7 @@ class ModelStep:
         self.pending = False  # something has ended that is neither kept nor taken back
         self.by_optimizer = False
         self.dropped = set()  # keys whose residuals return to what they were before a pass that is to end
-        self.before = {}  # residuals before the step, by key, where a pass of it was kept on its own
+        self.before = {}  # what was kept before the step, by key, where a pass of it was kept on its own
 
 
 class ResidualSteps:
@@ -91,6 +89,7 @@ class ResidualSteps:
     def __init__(self, communicator):
         self._communicator = weakref.ref(communicator)
         self.enabled = core.setting("codec", _state.face) == "topk"
+        self.momentum = 0.0  # momentum correction's; where there is one, velocities are kept beside residuals
         self.models = {}  # by number
         self.dropped = []  # models that are gone, by whichever thread collected them
 
@@ -177,7 +176,7 @@ class ResidualSteps:
             return
         for key, elements in parameters:
             if key not in step.before:
-                step.before[key] = residual_of(communicator, key, elements)
+                step.before[key] = Kept.read(communicator, key, elements, self.momentum)
         communicator.commit_residuals([key for key, _ in parameters])
 
     def give_back(self, model, keys):
@@ -214,8 +213,8 @@ class ResidualSteps:
         for step in ripe:
             before, step.before = step.before, {}
             if not keep:
-                for key, residual in before.items():
-                    communicator.write_residual(key, residual.data_ptr(), residual.numel())
+                for key, kept in before.items():
+                    kept.write(communicator, key)
 
     def _forget_dropped(self):
         """Frees the residuals of models that are gone, as far as no operation may still write to them."""
@@ -233,17 +232,22 @@ class ResidualSteps:
             del self.models[model]
 
     def scale(self, factor, models):
-        """Keeps what these models' steps have left, and multiplies it. On CUDA what other models of the same process
-        group owe is multiplied as well: its planes hold all of them."""
+        """Keeps what these models' steps have left, and multiplies it."""
         communicator = self._alive()
         if communicator is None or not models:
             return
         self._settle(models, True)
         for model in models:
-            for residual in model.before.values():
-                residual.mul_(factor)
-        by_key = isinstance(communicator, core.Communicator) and not any(model.running for model in models)
-        if len(models) == len(self._models()) or not by_key:
+            for kept in model.before.values():
+                kept.scale(factor)
+        if len(models) == len(self._models()):
+            communicator.scale_residuals(factor)
+        else:
+            self._scale_some(communicator, factor, models)
+
+    def _scale_some(self, communicator, factor, models):
+        """The CPU's communicator knows no keys here, and can't be written to amid a pass."""
+        if any(model.running for model in models):
             communicator.scale_residuals(factor)
             return
         largest = torch.finfo(torch.float32).max  # a residual that is not finite would spoil every step to come
@@ -260,85 +264,37 @@ class ResidualSteps:
         return None if communicator is None or communicator.closed else communicator
 
 
+class Kept:
+    """What is kept of a parameter from step to step: its residual and, with momentum correction, its velocity."""
+
+    def __init__(self, residual, velocity=None):
+        self.residual, self.velocity = residual, velocity
+
+    @classmethod
+    def read(cls, communicator, key, shape, momentum):
+        velocity = velocity_of(communicator, key, shape) if momentum else None
+        return cls(residual_of(communicator, key, shape), velocity)
+
+    def write(self, communicator, key):
+        communicator.write_residual(key, self.residual.data_ptr(), self.residual.numel())
+        if self.velocity is not None:
+            communicator.write_velocity(key, self.velocity.data_ptr(), self.velocity.numel())
+
+    def scale(self, factor):
+        self.residual.mul_(factor)
+        if self.velocity is not None:
+            self.velocity.mul_(factor)
+
+
+def velocity_of(communicator, key, shape):
+    """A parameter's velocity under momentum-corrected top-k, likewise."""
+    velocity = torch.zeros(shape, dtype=torch.float32)
+    communicator.read_velocity(key, velocity.data_ptr(), velocity.numel())
+    return velocity
+
+
 def residual_of(communicator, key, shape):
     """A parameter's residual as the last step that has ended left it."""
     residual = torch.zeros(shape, dtype=torch.float32)
     communicator.read_residual(key, residual.data_ptr(), residual.numel())
     return residual
-
-
-def read_state(attachment, all_ranks):
-    """See paceline.torch.residual_state_dict."""
-    endpoint = attachment.endpoint
-    if attachment.overlap is not None:
-        attachment.overlap.settle()
-    endpoint.steps.commit(attachment.model)
-    residuals = {}
-    for name, parameter, key in attachment.keyed_parameters():
-        residuals[name] = residual_of(endpoint.communicator, key, parameter.shape)
-    head = {"world_size": endpoint.size, "unit": endpoint.residual_unit}
-    if not all_ranks:
-        return {**head, "rank": endpoint.rank, "residuals": residuals}
-    gathered = [None] * endpoint.size
-    dist.all_gather_object(gathered, residuals, group=attachment.process_group())
-    return {**head, "all_ranks": gathered}
-
-
-def write_state(attachment, state):
-    """See paceline.torch.load_residual_state_dict."""
-    endpoint = attachment.endpoint
-    unit = endpoint.residual_unit
-    if state.get("unit", unit) != unit:
-        raise InvalidArgumentError(
-            f"the residual state is in units of the {state['unit']}, those of this model are in units of the {unit}: "
-            "one of the two models is on the CPU; load it where it was saved, or begin without residuals"
-        )
-    residuals = _for_rank(state, endpoint.rank, endpoint.size, unit)
-    wanted = {name: (parameter, key) for name, parameter, key in attachment.keyed_parameters()}
-    if set(residuals) != set(wanted):
-        odd = sorted(set(residuals) ^ set(wanted))
-        raise InvalidArgumentError(
-            f"residual state and model differ in the parameters {', '.join(odd[:5])}; load the state of this model"
-        )
-    for name, residual in residuals.items():
-        parameter, _ = wanted[name]
-        if residual.shape != parameter.shape:
-            raise InvalidArgumentError(
-                f"residual of '{name}' has shape {list(residual.shape)}, the parameter {list(parameter.shape)}"
-            )
-    if attachment.overlap is not None:
-        attachment.overlap.settle()
-    endpoint.steps.commit(attachment.model)
-    for name, residual in residuals.items():
-        dense = residual.detach().to(device="cpu", dtype=torch.float32).contiguous()
-        endpoint.communicator.write_residual(wanted[name][1], dense.data_ptr(), dense.numel())
-
-
-def _for_rank(state, rank, size, unit):
-    """This rank's residuals. After a resize what is owed goes to other ranks; the next step's average stays the same.
-
-    Where residuals are in units of a rank's gradient (models on the CPU), every rank takes the mean. Those of the path
-    for CUDA tensors are in units of the average, and each element is one rank's: the sum is dealt out.
-    """
-    if "all_ranks" in state:
-        ranks = state["all_ranks"]
-        if len(ranks) == size:
-            return ranks[rank]
-        sums = {name: sum(r[name] for r in ranks) for name in ranks[0]}
-        if unit == "gradient":
-            return {name: total / len(ranks) for name, total in sums.items()}
-        return {name: _share_of(total, rank, size) for name, total in sums.items()}
-    if state.get("world_size") != size or state.get("rank") != rank:
-        raise InvalidArgumentError(
-            f"residual state of rank {state.get('rank')} of {state.get('world_size')} can't be loaded on rank {rank} "
-            f"of {size}; every rank loads its own, or save with residual_state_dict(model, all_ranks=True)"
-        )
-    return state["residuals"]
-
-
-def _share_of(total, rank, size):
-    """A rank's even share of the elements; 0 elsewhere."""
-    share = torch.zeros_like(total)
-    first, last = total.numel() * rank // size, total.numel() * (rank + 1) // size
-    share.view(-1)[first:last] = total.reshape(-1)[first:last]
-    return share
