@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "drivers/cuda/loader.h"
 
@@ -155,22 +154,69 @@ Result<uint64_t> Residuals::take(int plane, uint64_t elements) {
   return position;
 }
 
-/// Gives back what nobody refers to any more, for steps that end amid those of others.
-void Residuals::collect(int plane) {
-  auto& runs = runs_[static_cast<size_t>(plane)];
-  std::set<uint64_t> in_use;
-  const auto mark = [&](const Layout& layout) {
-    for (const auto& [key, entries] : layout)
-      for (const auto& [offset, e] : entries)
-        in_use.insert(std::prev(runs.upper_bound(e.position))->first);
+/// f(entry) for all that lies in a plane.
+template <class F>
+void Residuals::for_entries_in(int plane, F f) {
+  const auto all = [&](Layout& layout) {
+    for (auto& [key, entries] : layout)
+      for (auto& [offset, e] : entries) f(e);
   };
   if (plane == now_) {
-    mark(committed_);
-    mark(released_);
+    all(committed_);
+    all(released_);
   } else {
-    mark(latest_);
+    all(latest_);
   }
-  std::erase_if(runs, [&](const auto& run) { return !in_use.contains(run.first); });
+}
+
+/// Gives back what nobody refers to any more, also of what was handed out as one: for steps that end amid those of others,
+/// and shards that change their owner.
+void Residuals::collect(int plane) {
+  std::vector<std::pair<uint64_t, uint64_t>> all;
+  for_entries_in(plane, [&](const Entry& e) {
+    all.emplace_back(e.position / kGranule * kGranule, round_up(e.position + e.elements));
+  });
+  std::sort(all.begin(), all.end());
+  auto& runs = runs_[static_cast<size_t>(plane)];
+  runs.clear();
+  for (const auto& [begin, end] : all) {
+    if (!runs.empty() && begin <= runs.rbegin()->second)
+      runs.rbegin()->second = std::max(runs.rbegin()->second, end);
+    else
+      runs.emplace(begin, end);
+  }
+}
+
+/// Moves what is in use to the plane's beginning, in the order of the stream, so that its gaps are one.
+Status Residuals::compact(int plane, drivers::cuda::Stream stream) {
+  // A run that moves by less than its length is copied by as many pieces: where they would be too many it stays.
+  constexpr uint64_t kPieces = 512;
+  collect(plane);
+  auto& runs = runs_[static_cast<size_t>(plane)];
+  std::map<uint64_t, uint64_t> moved, moves;  // the new runs; by how much that of this beginning
+  uint64_t to = 0;
+  for (const auto& [begin, end] : runs) {
+    const uint64_t elements = end - begin;
+    const uint64_t by = (begin - to) * kPieces < elements ? 0 : begin - to;
+    for (uint64_t at = begin; by > 0 && at < end; at += by)
+      PACELINE_RETURN_IF_ERROR(copy(at - by, {std::min(by, end - at), plane, at}, plane, stream));
+    moves[begin] = by;
+    to = end - by;
+    moved[begin - by] = to;
+  }
+  for_entries_in(plane,
+                 [&](Entry& e) { e.position -= std::prev(moves.upper_bound(e.position))->second; });
+  runs = std::move(moved);
+  return Status::ok();
+}
+
+/// As take(); where there are only gaps that are too small, they are made one.
+Result<uint64_t> Residuals::take_tidily(int plane, uint64_t elements,
+                                        drivers::cuda::Stream stream) {
+  auto taken = take(plane, elements);
+  if (taken || taken.status().code() != Code::kResourceExhausted) return taken;
+  PACELINE_RETURN_IF_ERROR(compact(plane, stream));
+  return take(plane, elements);
 }
 
 Status Residuals::copy(uint64_t to, const Found& from, int to_plane, drivers::cuda::Stream stream) {
@@ -209,7 +255,15 @@ Result<Residuals::Place> Residuals::place(std::span<const ResidualRange> ranges,
     p.velocity_before = p.velocity_after = at(memory_.velocity, next, found[0].position);
     return p;
   }
-  PACELINE_ASSIGN(auto position, take(next, elements));
+  auto taken = take(next, elements);
+  // Of sums the lanes read and write on streams of their own: what others have written must stay where it is.
+  if (!taken && taken.status().code() == Code::kResourceExhausted && stream == stream_) {
+    PACELINE_RETURN_IF_ERROR(compact(next, stream));
+    found.clear();
+    look_up(ranges, found);
+    taken = take(next, elements);
+  }
+  PACELINE_ASSIGN(const auto position, taken);
   p.after = at(memory_.residual, next, position);
   p.velocity_after = at(memory_.velocity, next, position);
   if (together && found[0].position % kGranule == 0) {
@@ -269,7 +323,7 @@ Status Residuals::make_room(std::span<const Written> ranges) {
   uint64_t elements = 0, end = 0;
   const auto flush = [&]() -> Status {
     if (together.empty()) return Status::ok();
-    PACELINE_ASSIGN(const uint64_t position, take(now_, elements));
+    PACELINE_ASSIGN(const uint64_t position, take_tidily(now_, elements, stream_));
     insert(committed_, together, position);
     together.clear();
     elements = 0;
@@ -356,7 +410,7 @@ Status Residuals::commit() {
     std::vector<Found> found;
     std::vector<ResidualRange> none;
     find(committed_, now_, range, found, none);
-    PACELINE_ASSIGN(uint64_t position, take(1 - now_, range.elements));
+    PACELINE_ASSIGN(uint64_t position, take_tidily(1 - now_, range.elements, stream_));
     uint64_t to = position;
     for (const auto& f : found) {
       PACELINE_RETURN_IF_ERROR(copy(to, f, 1 - now_, stream_));
@@ -443,7 +497,7 @@ Status Residuals::write(uint64_t key, std::span<const float> data, Kind kind) {
   // Memory is taken for a rank's own shards; what has memory is set.
   for (const auto& run : runs_of(key, data)) find(committed_, now_, run, found, missing);
   for (const auto& range : missing) {
-    PACELINE_ASSIGN(uint64_t position, take(now_, range.elements));
+    PACELINE_ASSIGN(uint64_t position, take_tidily(now_, range.elements, stream_));
     for (const auto& planes : {memory_.residual, memory_.velocity}) {
       if (planes[0] != 0)
         PACELINE_CUDA_CALL(api_, memset_d8_async,

@@ -132,6 +132,7 @@ class Residuals {
   static void remove(Layout& layout, const ResidualRange& range);
   Status copy(uint64_t to, const Found& from, int to_plane, drivers::cuda::Stream stream);
   Result<uint64_t> take(int plane, uint64_t elements);
+  Result<uint64_t> take_tidily(int plane, uint64_t elements, drivers::cuda::Stream stream);
   struct Written {
     ResidualRange range;
     uint64_t position = 0;  ///< in the plane that is not the committed values'
@@ -140,7 +141,10 @@ class Residuals {
   Status make_room(std::span<const Written> ranges);
   void forget_written(std::span<const uint64_t> keys);
   void take_back(uint64_t key, const Entries& released);
+  template <class F>
+  void for_entries_in(int plane, F f);
   void collect(int plane);
+  Status compact(int plane, drivers::cuda::Stream stream);
   /// Elements up to the end of what was handed out.
   [[nodiscard]] uint64_t used(int plane) const {
     const auto& runs = runs_[static_cast<size_t>(plane)];

@@ -59,7 +59,7 @@ def a_checkpoint_goes_on_bit_by_bit():
         kept = copy.deepcopy([model.module.state_dict(), optimizer.state_dict()])
         state = paceline.torch.residual_state_dict(model, all_ranks)
         velocities = state["all_ranks_velocities"][RANK] if momentum and all_ranks else state.get("velocities", {})
-        assert (len(velocities) > 0) == (momentum > 0) and all(one.any() for one in velocities.values())
+        assert (len(velocities) > 0) == (momentum > 0) == any(one.any() for one in velocities.values())
         train(model, optimizer, range(HALF, STEPS))
         ends = model.module.state_dict(), paceline.torch.residual_state_dict(model)
 
