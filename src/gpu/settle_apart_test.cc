@@ -121,7 +121,6 @@ TEST_P(SettleApartOf, NothingIsLost) {
   }
 }
 
-
 /// Of a parameter: what all ranks had, less what has arrived and what they have left.
 class Balance {
  public:
