@@ -7,18 +7,28 @@
 #include "gpu/path.h"
 
 namespace paceline::gpu {
+namespace {
+
+// Behind a plane is room for so many elements, which kernels take from where they are aligned: see multiply_unaligned().
+constexpr uint64_t kBehind = 4;
+cu::DevicePtr behind(const Residuals::Memory& planes) {
+  return planes.residual[0] + planes.elements * sizeof(float);
+}
+
+}  // namespace
 
 // --- Memory -----------------------------------------------------------------------------------------------------
 
 Result<Residuals::Memory> Path::make_planes(DeviceObjects& from, uint64_t elements, bool velocity) {
   Residuals::Memory m;
-  m.elements = elements;
+  m.elements = (elements + kBehind - 1) / kBehind * kBehind;
   for (auto& p : m.residual) {
-    PACELINE_ASSIGN(p, from.memory(elements * sizeof(float), "residuals of error feedback"));
+    PACELINE_ASSIGN(
+        p, from.memory((m.elements + kBehind) * sizeof(float), "residuals of error feedback"));
   }
   for (auto& p : m.velocity) {
     if (!velocity) break;
-    PACELINE_ASSIGN(p, from.memory(elements * sizeof(float), "momentum correction"));
+    PACELINE_ASSIGN(p, from.memory(m.elements * sizeof(float), "momentum correction"));
   }
   return m;
 }
@@ -33,9 +43,7 @@ Status Path::allocate_residuals(bool velocity, bool of_sums) {
   PACELINE_ASSIGN(auto planes,
                   make_planes(*fresh, mine + mine / 64 + kSlack + spare_residuals_, velocity));
   PACELINE_RETURN_IF_ERROR(residuals_->use(planes));
-  constexpr uint64_t kFewBytes = 16;
-  PACELINE_ASSIGN(few_elements_[0], fresh->memory(2 * kFewBytes, "residuals out of line"));
-  few_elements_[1] = few_elements_[0] + kFewBytes;
+  few_elements_[0] = behind(planes);
   const bool sums = shape_.nodes > 2 && of_sums;
   if (shape_.local_size > 1 || sums) {  // else the only rank of a node owns all of what it encodes
     constexpr uint64_t kBytes = kHandOverElements * sizeof(float);
@@ -48,6 +56,7 @@ Status Path::allocate_residuals(bool velocity, bool of_sums) {
     const uint64_t parts = mine / static_cast<uint64_t>(shape_.nodes);
     PACELINE_ASSIGN(auto more, make_planes(*fresh, parts + parts / 2 + kSlack, false));
     PACELINE_RETURN_IF_ERROR(sum_residuals_->use(more));
+    few_elements_[1] = behind(more);
   }
   for (auto* stream : {out_, gather_})
     PACELINE_RETURN_IF_ERROR(drain(stream, "moving residuals", kEndSeconds));
