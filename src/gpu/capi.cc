@@ -361,7 +361,6 @@ paceline_code paceline_cuda_residual_write(paceline_cuda* cuda, uint64_t key, co
     return cuda->path->write_residual(key, {data, elements});
   });
 }
-}
 
 paceline_code paceline_cuda_velocity_read(paceline_cuda* cuda, uint64_t key, float* data,
                                           uint64_t elements) {
@@ -379,4 +378,5 @@ paceline_code paceline_cuda_velocity_write(paceline_cuda* cuda, uint64_t key, co
     if (data == nullptr) return invalid("the buffer is null");
     return cuda->path->write_velocity(key, {data, elements});
   });
+}
 }

@@ -224,7 +224,7 @@ Status Path::write_residual(uint64_t key, std::span<const float> data) {
   const CurrentContext current(api_, context_);
   settle_sums();
   if (!residuals_->ready() && data.empty()) return Status::ok();
-  if (!residuals_->ready()) PACELINE_RETURN_IF_ERROR(ensure_residuals(false, false));
+  if (!residuals_->ready()) PACELINE_RETURN_IF_ERROR(ended_by(ensure_residuals(false, false)));
   PACELINE_RETURN_IF_ERROR(write_kept(key, data, Residuals::Kind::kResidual));
   // What was read of the sums is part of the values now.
   sum_residuals_->forget(key);
@@ -242,7 +242,7 @@ Status Path::write_velocity(uint64_t key, std::span<const float> data) {
                         key)};
   const bool nothing = std::all_of(data.begin(), data.end(), [](float v) { return v == 0; });
   if (!residuals_->has_velocity() && nothing) return Status::ok();
-  PACELINE_RETURN_IF_ERROR(ensure_residuals(true, false));
+  PACELINE_RETURN_IF_ERROR(ended_by(ensure_residuals(true, false)));
   return write_kept(key, data, Residuals::Kind::kVelocity);
 }
 

@@ -58,7 +58,8 @@ class Residuals {
   struct Parting {
     uint64_t at = 0;  ///< element of the concatenated ranges
     uint64_t elements = 0;
-    drivers::cuda::DevicePtr values = 0;  ///< aligned to 4 bytes; valid until the step's end
+    drivers::cuda::DevicePtr values =
+        0;  ///< aligned to 4 bytes; for what is enqueued before the next call
   };
   /// Appends what is kept of `ranges`, which belong to another rank from now on. With the step's commit they are gone,
   /// a rollback brings them back. Velocities go without being handed out.
@@ -76,28 +77,19 @@ class Residuals {
   Status add_to(uint64_t key, std::span<float> data, Kind kind = Kind::kResidual);
   /// No elements: forget(). What is kept beside it, of the other kind, stays as it is.
   Status write(uint64_t key, std::span<const float> data, Kind kind = Kind::kResidual);
-  /// Its committed values are 0 from now on; with the next commit others have their memory.
+  /// Its committed values are 0 from now on; from the next call on others may have their memory.
   void forget(uint64_t key);
   /// f(address, elements) for the committed values as they lie in memory, gaps between parameters included: for a
   /// kernel that multiplies them. Addresses are aligned as the planes are.
   template <class F>
   Status for_committed_planes(F f) const {
-    const auto plane = static_cast<size_t>(now_);
-    for (const auto begin : {memory_.residual[plane], memory_.velocity[plane]}) {
-      if (begin == 0) continue;
-      for (uint64_t at = 0; at < used(now_); at += kStretch)
-        PACELINE_RETURN_IF_ERROR(f(address(begin, at), std::min(kStretch, used(now_) - at)));
-    }
-    return Status::ok();
+    return for_stretch(0, used(now_), f);
   }
   /// The same for what is kept of these parameters alone: a parameter may begin at any element of a plane.
   template <class F>
   Status for_committed(std::span<const uint64_t> keys, F f) const {
-    const auto plane = static_cast<size_t>(now_);
-    for (const auto& [position, elements] : committed_runs(keys)) {
-      for (const auto begin : {memory_.residual[plane], memory_.velocity[plane]})
-        if (begin != 0) PACELINE_RETURN_IF_ERROR(f(address(begin, position), elements));
-    }
+    for (const auto& [position, elements] : committed_runs(keys))
+      PACELINE_RETURN_IF_ERROR(for_stretch(position, elements, f));
     return Status::ok();
   }
 
@@ -115,6 +107,18 @@ class Residuals {
     int plane = -1;  ///< -1: nowhere, it is 0
     uint64_t position = 0;
   };
+
+  /// f for elements of the plane of committed values.
+  template <class F>
+  Status for_stretch(uint64_t first, uint64_t elements, F f) const {
+    const auto plane = static_cast<size_t>(now_);
+    for (const auto begin : {memory_.residual[plane], memory_.velocity[plane]}) {
+      if (begin == 0) continue;
+      for (uint64_t at = 0; at < elements; at += kStretch)
+        PACELINE_RETURN_IF_ERROR(f(address(begin, first + at), std::min(kStretch, elements - at)));
+    }
+    return Status::ok();
+  }
 
   static drivers::cuda::DevicePtr address(drivers::cuda::DevicePtr plane, uint64_t position) {
     return plane + position * sizeof(float);

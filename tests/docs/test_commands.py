@@ -16,7 +16,8 @@ from test_links import PAGES
 
 PROGRAM = ROOT / "build" / "bin" / "paceline"
 _VARIABLE = r"[A-Z][A-Z0-9_]*=\S*"
-_OURS = re.compile(rf"^(?:{_VARIABLE} )*(?:python3? )?(?:\S*/)?(paceline(?= [a-z])|dev(?= )|bench/\S+\.py)(?= |$)")
+_PROGRAMS = r"paceline(?= [a-z])|dev(?= )|(?:bench|tools)/\S+\.py"
+_OURS = re.compile(rf"^(?:{_VARIABLE} )*(?:python3? )?(?:\S*/)?({_PROGRAMS})(?= |$)")
 
 
 def commands(page):
@@ -105,6 +106,7 @@ def test_what_is_not_there_is_noticed():
         "./dev tests": "no verb tests",
         "./dev demo --budgets 3": "dev demo has no --budgets",
         "python bench/gpu/trains.py": "no file bench/gpu/trains.py",
+        "python tools/demo/demo.py --budgets 3": "tools/demo/demo.py  has no --budgets",
     }.items():
         assert _OURS.match(command), command
         assert complaint(command) == why

@@ -128,6 +128,16 @@ def test_a_full_disk_leaves_no_node_without_names(tmp_path):
     assert "/hosts0: can't be written (No space left on device): free some space or give another folder" in done.stderr
 
 
+def test_a_folder_for_its_files_that_is_not_there(tmp_path):
+    # In a /run of its own, as above.
+    done = run_lab(
+        *FAST, command=["true"], prefix=mounted("mount -t tmpfs none /run"), TMPDIR=str(tmp_path / "nowhere")
+    )
+    said = "(No such file or directory): name a folder in a folder that is there and that you may write to"
+    assert done.returncode == 3 and not done.stdout
+    assert done.stderr.startswith(f"lab: TMPDIR: {tmp_path}/nowhere/paceline-lab-") and said in done.stderr
+
+
 MANY_FLOWS = ("--nodes", "1", "--rate", "3gbit", "--per-flow", "40mbit")
 
 

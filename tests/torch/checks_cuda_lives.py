@@ -259,11 +259,12 @@ def a_checkpoint_goes_on_bit_by_bit():
 @check
 def velocities_follow_other_numbers_of_ranks():
     """Their sum stays what it was: the next average has all of their momentum once."""
-    for former in (4, 1):
+    for former, local_size in ((4, 2), (1, 1), (2, 2)):
         random = torch.Generator().manual_seed(former)
         zeros = {"weight": torch.zeros(300, 300), "bias": torch.zeros(300)}
         saved = [{name: torch.randn(z.shape, generator=random) for name, z in zeros.items()} for _ in range(former)]
-        state = {"world_size": former, "unit": "average", "all_ranks": [zeros] * former, "all_ranks_velocities": saved}
+        state = {"world_size": former, "unit": "average", "local_size": local_size}
+        state |= {"all_ranks": [zeros] * former, "all_ranks_velocities": saved}
         sparse = settings(codec="topk", topk_ratio=0.5, topk_threshold=0, topk_momentum=0.5)
         with sparse, wrapped(nn.Linear(300, 300)) as (model, _):
             residual_state.write_state(ddp.attachment_of(model), state)
@@ -274,6 +275,25 @@ def velocities_follow_other_numbers_of_ranks():
             went = model.module.weight.grad.double()
             torch.testing.assert_close(went + left, expected, rtol=1e-5, atol=1e-5)
             assert went.any() and left.any()
+
+
+class WithNothing(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 64)
+        self.nothing = nn.Parameter(torch.empty(0))
+
+    def forward(self, x):
+        return super().forward(x) + self.nothing.sum()
+
+
+@check
+def parameters_without_elements_have_no_velocity_to_load():
+    with settings(codec="topk", topk_threshold=0, topk_momentum=0.9), wrapped(WithNothing()) as (model, _):
+        trained_on(model, torch.optim.SGD(model.parameters(), lr=0.1), range(2))
+        state = paceline.torch.residual_state_dict(model)
+        paceline.torch.load_residual_state_dict(model, state)
+        again = paceline.torch.residual_state_dict(model)
+        assert same_tensors(state["velocities"], again["velocities"]) and state["velocities"]["weight"].any()
 
 
 @check
@@ -302,7 +322,7 @@ def velocities_are_refused_where_no_momentum_is_corrected():
 
 @check
 def a_new_loss_scale_is_for_its_own_models():
-    """Of two on one process group: the other one's residuals, velocities and open step stay as they are."""
+    """Of two on one process group: the other one's residuals and velocities stay as they are."""
     sparse = {"codec": "topk", "topk_ratio": 0.05, "topk_threshold": 1000, "topk_momentum": 0.9}
     torch.manual_seed(0)
     with settings(**sparse), wrapped(nn.Linear(64, 64)) as (one, _):

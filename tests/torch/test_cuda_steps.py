@@ -632,6 +632,21 @@ def test_a_step_under_capture_is_refused(endpoint, monkeypatch):
     assert "wait" in endpoint.communicator.said()
 
 
+def test_a_captured_step_of_others_leaves_the_wait_to_the_models_own(carried, monkeypatch):
+    """A stream under capture can be asked nothing."""
+    endpoint, behind = carried
+    waited = Behind(looks=1)
+    behind(waited)
+    capturing = True
+    monkeypatch.setattr(cuda_steps, "_captures", lambda: capturing)
+    stranger = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    stranger.step()
+    assert waited.looks == 1
+    capturing = False
+    optimizer_of(endpoint).step()
+    assert waited.looks == -1
+
+
 def test_an_endpoint_that_is_gone_is_forgotten():
     endpoint = FakeEndpoint()
     steps = weakref.ref(endpoint.steps)

@@ -186,14 +186,18 @@ class CudaSteps(residuals.ResidualSteps):
 
         NCCL's kernels end with garbage once the group is aborted, and that comes after the error is known.
         """
-        if not self._torch_carries:
+        if not self._torch_carries or _captures():  # a step under capture that is none of ours
             return
-        behind = _behind(self._endpoint().device)
-        while not behind.query():
+        self._torch_carries = False  # another thread's pass may begin meanwhile
+        try:
+            behind = _behind(self._endpoint().device)
+            while not behind.query():
+                self._raise_heard()
+                time.sleep(_NAP_SECONDS)
             self._raise_heard()
-            time.sleep(_NAP_SECONDS)
-        self._raise_heard()
-        self._torch_carries = False
+        except BaseException:
+            self._torch_carries = True
+            raise
 
     def _raise_heard(self):
         error = self.hear()
@@ -311,6 +315,11 @@ def _momentum_of(group):
     return None
 
 
+def _captures():
+    # Not is_available(), which asks the driver each time.
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def _behind(device):
     """An event behind all that the current stream holds."""
     return torch.cuda.current_stream(device).record_event()
@@ -337,8 +346,7 @@ def unwatch(steps):
 def before_optimizer_step(optimizer, args, kwargs):
     """torch's hook before every optimizer's step. With a closure: (args, kwargs) with one in its place that waits."""
     ours = [steps for steps in list(_live) if isinstance(steps, CudaSteps)]
-    # Not is_available(), which asks the driver each time.
-    if ours and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if ours and _captures():
         for steps in ours:
             steps.refuse_capture(optimizer)
     if hasattr(optimizer, "_paceline_overlaps"):

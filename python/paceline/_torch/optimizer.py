@@ -258,7 +258,7 @@ class _Overlapped(_Distributed):
             one.want(parameter)
 
     def _paceline_update(self, noted, places, pairs, gate):
-        """The former class's step() for these parameters alone, with these gradients. gate: see Carrier.gate().
+        """The former class's step() for these parameters alone, with these gradients. gate: see Carrier.read_gate().
 
         noted: hyperparameters of the moment of step(), in groups and in the optimizer itself.
         """

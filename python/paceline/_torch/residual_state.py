@@ -22,9 +22,10 @@ def read_state(attachment, all_ranks):
         for name, parameter, key in attachment.keyed_parameters()
     }
     mine = {"residuals": {name: one.residual for name, one in kept.items()}}
+    head = {"world_size": endpoint.size, "unit": endpoint.residual_unit}
     if endpoint.steps.momentum:
         mine["velocities"] = {name: one.velocity for name, one in kept.items()}
-    head = {"world_size": endpoint.size, "unit": endpoint.residual_unit}
+        head["local_size"] = _local_size(endpoint)
     if not all_ranks:
         return {**head, "rank": endpoint.rank, **mine}
     gathered = [None] * endpoint.size
@@ -102,8 +103,14 @@ def _for_rank(state, rank, size, unit):
     return state["residuals"]
 
 
+def _local_size(endpoint):
+    """GPUs of a node."""
+    return endpoint.communicator.communicator.identity.local_size
+
+
 def _velocities(state, endpoint):
-    """This rank's. After a resize each node takes an even part of every element's: the sum stays the same.
+    """This rank's. On another number of ranks, or of GPUs a node, each node takes an even part of every element's: the
+    sum stays the same.
 
     With one GPU a node, that is: with several each keeps those of its own shards, which no state says yet.
     """
@@ -112,19 +119,19 @@ def _velocities(state, endpoint):
     if "velocities" not in state and "all_ranks_velocities" not in state:
         say_once("the residual state holds no velocities: momentum correction begins at zero", endpoint.rank)
         return nothing
-    if "velocities" in state:
-        return state["velocities"]
-    ranks = state["all_ranks_velocities"]
-    if len(ranks) == endpoint.size:
-        return ranks[endpoint.rank]
-    if endpoint.communicator.communicator.identity.local_size > 1:
+    local_size = _local_size(endpoint)
+    alike = state.get("world_size") == endpoint.size and state.get("local_size", local_size) == local_size
+    if alike:
+        return state["velocities"] if "velocities" in state else state["all_ranks_velocities"][endpoint.rank]
+    if local_size > 1 or "velocities" in state:
         say_once(
-            f"the velocities of {len(ranks)} ranks can't be dealt out to {endpoint.size} with several GPUs a node: "
-            "momentum correction begins at zero",
+            f"velocities of {state.get('world_size')} ranks, {state.get('local_size', '?')} a node, can't be dealt out "
+            f"to {endpoint.size}, {local_size} a node: momentum correction begins at zero (one rank a node can take "
+            "those of a state that was saved with all_ranks=True)",
             endpoint.rank,
         )
         return nothing
-    return {name: total / endpoint.size for name, total in _sums(ranks).items()}
+    return {name: total / endpoint.size for name, total in _sums(state["all_ranks_velocities"]).items()}
 
 
 def _sums(ranks):

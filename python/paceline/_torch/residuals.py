@@ -277,7 +277,7 @@ class Kept:
 
     def write(self, communicator, key):
         communicator.write_residual(key, self.residual.data_ptr(), self.residual.numel())
-        if self.velocity is not None:
+        if self.velocity is not None and self.velocity.numel():
             communicator.write_velocity(key, self.velocity.data_ptr(), self.velocity.numel())
 
     def scale(self, factor):

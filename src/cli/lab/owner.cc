@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "cli/descriptors.h"
+#include "cli/file_errors.h"
 
 namespace paceline::lab {
 namespace {
@@ -182,7 +183,7 @@ Result<Folder> Folder::make(const Owner& owner) {
   auto failed = [&](int why) {
     std::error_code error;
     fs::remove_all(fresh, error);
-    return Status(Code::kUnavailable, fmt::format("can't make {}: {}", path, std::strerror(why)));
+    return Status(Code::kUnavailable, cli::unwritable("TMPDIR: " + path, why, "folder"));
   };
   if (mkdir(fresh.c_str(), 0700) != 0) return failed(errno);
   Folder folder(open((fresh + kLock).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
