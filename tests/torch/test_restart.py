@@ -66,3 +66,38 @@ def test_nodes_meet_again_whose_agents_count_restarts_differently(tmp_path, vict
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
     assert (tmp_path / str(victim)).read_text() == "2 ranks, agent's count 1", outputs
     assert (tmp_path / str(1 - victim)).read_text() == "2 ranks, agent's count 0", outputs
+
+
+@pytest.mark.skipif(not MODERN, reason="torch 1.13's torchrun waits a minute for a node that is lost")
+def test_training_goes_on_with_the_nodes_that_are_left(tmp_path):
+    """An elastic job starts again with fewer ranks; what the store holds of the former ones misleads nobody."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc_per_node", "2"]
+    command += ["--max_restarts", "1", "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}"]
+    quick = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=2"
+    command += ["--rdzv_id", "job", "--local_addr", "127.0.0.1", "--monitor_interval", "0.1"]
+    agents = [
+        subprocess.Popen(
+            [
+                *command,
+                "--rdzv_conf",
+                f"{quick},is_host={int(not victim)}",
+                str(HERE / "resized_nodes.py"),
+                str(tmp_path),
+            ],
+            env=environment(PACELINE_INTERFACE="lo", **victim),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        for victim in ({}, {"VICTIM": "1"})
+    ]
+    try:
+        outputs = [agent.communicate(timeout=120)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGKILL)
+    assert [agent.returncode for agent in agents] == [0, -signal.SIGKILL], "\n".join(outputs)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"], outputs
+    assert [(tmp_path / rank).read_text() for rank in ("0", "1")] == ["2 ranks"] * 2, outputs
