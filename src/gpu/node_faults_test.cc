@@ -46,19 +46,24 @@ AllReduce of_ones(const Tensor& tensor) {
 
 void sleep_for_ms(int time) { std::this_thread::sleep_for(std::chrono::milliseconds(time)); }
 
-// The host waits for one operation, then lets an update run behind it. What a neighbour's all-gather has not brought must
-// not count as arrived.
-TEST(NodeFaults, AnOperationIsThereWhenItsAllGatherIs) {
-  Cluster cluster({.nodes = 2, .local_size = 2, .timeout_s = 30});
-  cluster.machine().expect_faults();
+/// From now on drivers_with_slow_nccl()'s all-gathers wait for a test, as those of a process that is stopped, then gone.
+void let_gathers_be_held(Cluster& cluster) {
   whole_nccl = &cluster.cliques().api();
   slow_nccl = *whole_nccl;
   holds_gather = gather_fails = false;
   slow_nccl.all_gather = [](const void* from, void* to, size_t count, nc::Type type, nc::Comm comm,
                             cu::Stream stream) -> nc::NcclResult {
-    while (holds_gather && !gather_fails) sleep_for_ms(1);  // its process is stopped, then gone
+    while (holds_gather && !gather_fails) sleep_for_ms(1);
     return gather_fails ? 1 : whole_nccl->all_gather(from, to, count, type, comm, stream);
   };
+}
+
+// The host waits for one operation, then lets an update run behind it. What a neighbour's all-gather has not brought must
+// not count as arrived.
+TEST(NodeFaults, AnOperationIsThereWhenItsAllGatherIs) {
+  Cluster cluster({.nodes = 2, .local_size = 2, .timeout_s = 30});
+  cluster.machine().expect_faults();
+  let_gathers_be_held(cluster);
   std::atomic<int> ready{0}, called{0};
   const auto meet = [&](int times) {
     for (++ready; ready < 4 * times;) std::this_thread::yield();
@@ -111,14 +116,7 @@ TEST(NodeFaults, AnOperationIsThereWhenItsAllGatherIs) {
 // what the wait in vain has heard of is told by the next one.
 TEST(NodeFaults, AWaitForWhatHasArrivedKeepsToItsTimeout) {
   Cluster cluster({.nodes = 2, .local_size = 2, .timeout_s = 30});
-  whole_nccl = &cluster.cliques().api();
-  slow_nccl = *whole_nccl;
-  holds_gather = gather_fails = false;
-  slow_nccl.all_gather = [](const void* from, void* to, size_t count, nc::Type type, nc::Comm comm,
-                            cu::Stream stream) -> nc::NcclResult {
-    while (holds_gather) sleep_for_ms(1);
-    return whole_nccl->all_gather(from, to, count, type, comm, stream);
-  };
+  let_gathers_be_held(cluster);
   std::atomic<int> ready{0};
   cluster.run([&](Rank r) {
     auto made = create(r == 1 ? drivers_with_slow_nccl(cluster) : cluster.drivers(), cluster, r);
@@ -161,14 +159,7 @@ TEST(NodeFaults, AWaitForWhatHasArrivedKeepsToItsTimeout) {
 TEST(NodeFaults, AGateClosesOverWhatANeighbourHasNotBrought) {
   Cluster cluster({.nodes = 2, .local_size = 2, .timeout_s = 30});
   cluster.machine().expect_faults();
-  whole_nccl = &cluster.cliques().api();
-  slow_nccl = *whole_nccl;
-  holds_gather = gather_fails = false;
-  slow_nccl.all_gather = [](const void* from, void* to, size_t count, nc::Type type, nc::Comm comm,
-                            cu::Stream stream) -> nc::NcclResult {
-    while (holds_gather && !gather_fails) sleep_for_ms(1);
-    return gather_fails ? 1 : whole_nccl->all_gather(from, to, count, type, comm, stream);
-  };
+  let_gathers_be_held(cluster);
   std::atomic<int> ready{0};
   cluster.run([&](Rank r) {
     auto made = create(r == 1 ? drivers_with_slow_nccl(cluster) : cluster.drivers(), cluster, r);
