@@ -10,8 +10,8 @@ class LossScale : public testing::TestWithParam<std::tuple<WireCodec, int>> {}; 
 
 TEST_P(LossScale, MultipliesEveryResidual) {
   constexpr uint64_t kFirst = 1003, kSecond = 10, kCount = kFirst + kSecond + 70'001;
-  const auto [codec, nodes] = GetParam();
-  Cluster cluster({.nodes = nodes});
+  const WireCodec codec = std::get<0>(GetParam());
+  Cluster cluster({.nodes = std::get<1>(GetParam())});
   cluster.run([&](Rank r) {
     auto made = cluster.create(r, {.piece_bytes = 64 * 1024});
     ASSERT_TRUE(made.is_ok()) << made.status().message();

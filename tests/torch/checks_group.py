@@ -73,7 +73,8 @@ def minima_maxima_products():
 
 @check
 def booleans():
-    for op, fold in ((dist.ReduceOp.MAX, torch.logical_or), (dist.ReduceOp.MIN, torch.logical_and)):
+    some = dist.ReduceOp.SUM, dist.ReduceOp.MAX
+    for op, fold in (*((op, torch.logical_or) for op in some), (dist.ReduceOp.MIN, torch.logical_and)):
         salt = next(SERIAL)
         tensor = data(RANK, (40,), torch.bool, salt)
         dist.all_reduce(tensor, op=op)
