@@ -331,15 +331,17 @@ def _rebuild_buckets(ddp, logger):
 def residual_state_dict(model, all_ranks=False):
     """The residuals of a DDP model's parameters, for a checkpoint.
 
-    Keyed by the parameter's name in the wrapped module; float32 tensors of the parameter's shape. Every rank has
-    its own residuals: save the result on every rank, or pass all_ranks=True on every rank (collective) and save
+    Keyed by the parameter's name in the wrapped module; float32 tensors of the parameter's shape. On CUDA under
+    PACELINE_TOPK_MOMENTUM the velocities of momentum correction are beside them, likewise. Every rank has its own
+    residuals: save the result on every rank, or pass all_ranks=True on every rank (collective) and save
     it on one; only that form can be loaded by another number of ranks.
     """
     return residual_state.read_state(attachment_of(model), all_ranks)
 
 
 def load_residual_state_dict(model, state):
-    """Puts residuals from residual_state_dict() back. Raises InvalidArgumentError that names what differs."""
+    """Puts residuals (and velocities) from residual_state_dict() back. Raises InvalidArgumentError that names what
+    differs."""
     residual_state.write_state(attachment_of(model), state)
 
 
