@@ -277,6 +277,26 @@ def velocities_follow_other_numbers_of_ranks():
             assert went.any() and left.any()
 
 
+@check
+def velocities_of_other_shards_begin_at_zero():
+    """As many ranks, but several of a node: each would throw away what is of its neighbours' shards."""
+    original = residual_state._local_size
+    sparse = settings(codec="topk", topk_ratio=0.05, topk_threshold=0, topk_momentum=0.9)
+    with sparse, wrapped(nn.Linear(64, 64)) as (model, _):
+        trained_on(model, torch.optim.SGD(model.parameters(), lr=0.1), range(2))
+        for state in [paceline.torch.residual_state_dict(model, all_ranks) for all_ranks in (True, False)]:
+            paceline.torch.load_residual_state_dict(model, state)
+            assert paceline.torch.residual_state_dict(model)["velocities"]["weight"].any()
+            residual_state._local_size = lambda endpoint: 2
+            try:
+                paceline.torch.load_residual_state_dict(model, state)
+            finally:
+                residual_state._local_size = original
+            again = paceline.torch.residual_state_dict(model)
+            assert not any(velocity.any() for velocity in again["velocities"].values())
+            assert again["residuals"]["weight"].any()
+
+
 class WithNothing(nn.Linear):
     def __init__(self):
         super().__init__(64, 64)
