@@ -1,83 +1,16 @@
 """The optimizer's step of CUDA models, without a GPU: what is waited for, gated, kept, taken back, in which order."""
 
-import ctypes
 import weakref
 
 import pytest
 import torch
+from fake_steps import FakeEndpoint, backward, optimizer_of
 from torch import nn
 
 import paceline
 import paceline.torch
-from paceline._torch import amp, cuda_steps, gates, guard
+from paceline._torch import amp, cuda_steps
 from paceline.errors import InvalidArgumentError, PeerLostError, UnsupportedError
-
-
-class FakeCommunicator:
-    """Writes down what is asked of it."""
-
-    closed = False
-
-    def __init__(self):
-        self.calls = []
-        self.finite = True
-        self.error = None
-        self.word = ctypes.c_float(0)
-
-    def wait_arrival(self):
-        self.calls.append("wait")
-        if self.error is not None:
-            raise self.error
-        return self.finite
-
-    def gate(self):
-        self.calls.append("gate")
-        if self.error is not None:
-            raise self.error
-        return ctypes.addressof(self.word)
-
-    not_finite = ()
-
-    def take_not_finite(self):
-        taken, self.not_finite = self.not_finite, ()
-        return taken
-
-    def __getattr__(self, name):
-        return lambda *arguments: self.calls.append(name.removesuffix("_residuals"))
-
-    def said(self):
-        calls, self.calls[:] = list(self.calls), []
-        return calls
-
-
-class FakeEndpoint:
-    process_group = None
-    device = torch.device("cpu")
-
-    def __init__(self, momentum=0.0, enabled=True):
-        self.communicator = FakeCommunicator()
-        self.momentum = momentum
-        self.steps = cuda_steps.CudaSteps(self, enabled)
-        self.steps.add("model", [])
-
-
-@pytest.fixture
-def endpoint():
-    made = FakeEndpoint()
-    yield made
-    made.steps.forget()
-
-
-def backward(endpoint, buckets_=3, model="model"):
-    for index in range(buckets_):
-        endpoint.steps.submitted(index == 0, model)
-
-
-def optimizer_of(endpoint, kind=torch.optim.SGD, **arguments):
-    parameter = nn.Parameter(torch.ones(3))
-    parameter.grad = torch.ones(3)
-    endpoint.steps.models["model"].parameters[id(parameter)] = parameter
-    return kind([parameter], lr=0.1, **arguments)
 
 
 def test_a_step_waits_for_arrival_first_and_keeps_the_residuals_after(endpoint):
@@ -152,28 +85,6 @@ def test_a_refusal_is_no_fault(endpoint, kind):
     assert endpoint.communicator.said() == ["wait", "commit"]
 
 
-class Below:
-    """The communicator under the path."""
-
-    def __init__(self):
-        self.error = None
-
-    def check_health(self):
-        if self.error is not None:
-            raise self.error
-
-
-@pytest.fixture
-def watched(endpoint, monkeypatch):
-    """An endpoint whose guard looks at our word, and the backends that were aborted."""
-    aborted = []
-    endpoint.rank = 0
-    endpoint.communicator.communicator = Below()
-    monkeypatch.setattr(cuda_steps, "_abort_torch", aborted.append)
-    guard.watch(endpoint.steps)
-    return endpoint, aborted
-
-
 def test_a_host_that_hangs_in_torchs_nccl_is_let_go_and_told(watched, capsys):
     """It calls nothing of ours: the guard ends torch's NCCL, a look after it has heard."""
     endpoint, aborted = watched
@@ -210,14 +121,6 @@ def test_what_is_closed_is_not_looked_at(watched):
     assert not aborted
 
 
-@pytest.fixture
-def fused(monkeypatch):
-    """torch's fused kernels for CPUs look at found_inf too."""
-    if not hasattr(torch, "_fused_sgd_"):
-        pytest.skip("this torch has no fused SGD")  # what a wait does instead: the tests around
-    monkeypatch.setattr(gates, "_CPU_STANDS_IN", True)
-
-
 FUSED = [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {}), (torch.optim.AdamW, {})]
 
 
@@ -238,68 +141,6 @@ def test_a_fused_optimizer_has_a_gate_instead_of_a_wait(endpoint, fused, kind, a
     endpoint.communicator.error = PeerLostError("rank 1 is gone")
     with pytest.raises(PeerLostError):
         backward(endpoint)
-
-
-class Behind:
-    """What the current stream holds: done after so many looks."""
-
-    def __init__(self, looks, then=lambda: None):
-        self.looks, self.then = looks, then
-
-    def query(self):
-        self.looks -= 1
-        if self.looks < 0:
-            self.then()
-        return self.looks < 0
-
-
-@pytest.fixture
-def carried(watched, monkeypatch):
-    """(endpoint, behind(Behind)): torch's own group carries some of the gradients."""
-    endpoint, _ = watched
-
-    def behind(found):
-        monkeypatch.setattr(cuda_steps, "_behind", lambda device: found)
-        endpoint.steps.torch_carries()
-
-    return endpoint, behind
-
-
-@pytest.mark.parametrize("arguments", [{}, {"fused": True}])
-@pytest.mark.parametrize("buckets", [0, 3])
-def test_what_torch_carries_is_waited_for_on_the_host(carried, fused, arguments, buckets):
-    """No gate stands for it, whatever the optimizer and whether or not something of ours is under way as well."""
-    endpoint, behind = carried
-    optimizer = optimizer_of(endpoint, **arguments)
-    waited = Behind(looks=2)
-    behind(waited)
-    backward(endpoint, buckets)
-    optimizer.step()
-    assert waited.looks == -1 and "gate" not in endpoint.communicator.said()
-    assert not torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
-    optimizer.step()
-    assert waited.looks == -1, "once a pass"
-
-
-@pytest.mark.parametrize("looks", [1, 0])
-def test_what_torch_carries_changes_nothing_after_a_fault(carried, fused, looks):
-    """NCCL's kernel ends when its group is aborted: with the error known, and garbage in its buffers."""
-    endpoint, behind = carried
-    optimizer = optimizer_of(endpoint, fused=True)
-    lost = PeerLostError("rank 1 is gone")
-
-    def is_lost():
-        endpoint.communicator.communicator.error = lost
-
-    if looks:
-        is_lost()
-    waited = Behind(100 * looks, is_lost)
-    behind(waited)
-    for _ in range(2):  # a script may catch the first and go on
-        with pytest.raises(PeerLostError, match="rank 1 is gone"):
-            optimizer.step()
-    assert torch.equal(optimizer.param_groups[0]["params"][0], torch.ones(3))
-    assert waited.looks == (99 if looks else -1), "it does not wait for a kernel that does not end"
 
 
 def test_a_gate_after_a_fault_raises(endpoint, fused):
@@ -630,21 +471,6 @@ def test_a_step_under_capture_is_refused(endpoint, monkeypatch):
     assert torch.equal(optimizer.param_groups[0]["params"][0], before)
     optimizer.step()  # and goes on without one
     assert "wait" in endpoint.communicator.said()
-
-
-def test_a_captured_step_of_others_leaves_the_wait_to_the_models_own(carried, monkeypatch):
-    """A stream under capture can be asked nothing."""
-    endpoint, behind = carried
-    waited = Behind(looks=1)
-    behind(waited)
-    capturing = True
-    monkeypatch.setattr(cuda_steps, "_captures", lambda: capturing)
-    stranger = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    stranger.step()
-    assert waited.looks == 1
-    capturing = False
-    optimizer_of(endpoint).step()
-    assert waited.looks == -1
 
 
 def test_an_endpoint_that_is_gone_is_forgotten():
